@@ -1,0 +1,67 @@
+# What a developer runs; `make` alone lists it. Each target works from a bare clone: it does the set-up itself.
+
+PYTHON ?= python3
+DEMO_ARGS ?=
+
+BIN := .venv/bin
+PROTOS := $(wildcard federation/proto/*.proto)
+GENERATED := .venv/generated
+
+.DEFAULT_GOAL := help
+.PHONY: help setup data browser demo test lint proto proto-check clean
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.ready ## Makes .venv with Parley and everything pinned in constraints.txt; does nothing when it is up to date
+
+# -qq leaves pip's errors and drops its warnings. The build's tools are installed first, so that they are pinned as well.
+# torch: pip takes the pinned release from where it is configured to look. On Linux x86 the package index serves the
+# build for CUDA, some gigabytes that a machine without a GPU does not need but that work there; to spare them, point
+# pip's own settings (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL) at torch's CPU builds, which the same pin accepts.
+.venv/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "setup: making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "setup: installing the build's tools"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt hatchling editables
+	@echo "setup: installing Parley and what it needs (minutes, the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+data: setup ## Puts the heart disease records into the user's cache, once; the only download besides the set-up's
+	@$(BIN)/python -c 'import os; from parley.heart import data; print("data:", data.obtain(data.cache_folder(os.environ)))'
+
+browser: setup # Chromium, for the tests that open the dashboard; without it they are skipped and say why
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "browser: installing chromium"; \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-liberation; } \
+	    >.venv/apt.log 2>&1 || { tail -n 3 .venv/apt.log; echo "browser: chromium could not be installed"; }; \
+	else echo "browser: no chromium here; Debian's package of that name lets the browser tests run"; fi
+
+demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" leaves it running
+	@$(BIN)/parley demo $(DEMO_ARGS)
+
+test: setup data browser ## All tests, with coverage
+	@$(BIN)/coverage erase
+	@$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: setup proto-check ## Style, types, import layers, and that generated code is up to date
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+protoc = $(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
+
+proto: setup ## Generates federation/proto/*_pb2.py and .pyi anew
+	@$(call protoc,.)
+
+proto-check: setup # Generates aside and compares
+	@rm -rf $(GENERATED) && mkdir $(GENERATED)
+	@$(call protoc,$(GENERATED))
+	@for new in $$(cd $(GENERATED) && find . -type f); do diff -u "$$new" "$(GENERATED)/$$new" || stale=1; done; \
+	test -z "$$stale" || { echo "federation/proto: generated code is out of date; run make proto"; exit 1; }
+
+clean: ## Removes what set-up and checks made; the user's cache stays
+	@rm -rf .venv .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -1,0 +1,296 @@
+"""The site's agent: attends the coordinator, performs what the session asks for, and comes back by itself when cut off."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import metadata
+from pathlib import Path
+from typing import assert_never
+
+from client.backoff import Backoff
+from client.connection import Connection, Line
+from client.policy import Policy
+from client.session import (
+    CheckData,
+    Connected,
+    DataChecked,
+    Disconnect,
+    Disconnected,
+    Effect,
+    Event,
+    Fetch,
+    Fetched,
+    Forget,
+    KeepRevocations,
+    Note,
+    Received,
+    Send,
+    Session,
+    SiteIdentity,
+    Upload,
+    Uploaded,
+    Work,
+    Worked,
+    WorkFailed,
+)
+from client.training import protocol
+from client.training.trainer import Trainer
+from federation.blobs import BlobRef, BlobStore
+from federation.errors import IdentityError, LocalProtocolError, ParleyError, UnreachableError
+from federation.job import parse
+from federation.messages import DeclineCause, FromSite, Heartbeat, JobOffer, RevocationList, StepKind, StepStart
+from strategies import strategy
+
+__all__ = ["Agent"]
+
+log = logging.getLogger("parley.site")
+
+_HEARTBEAT_SECONDS = 5.0
+_SILENCE_SECONDS = 20.0
+
+
+class Agent:
+    """A site's agent.
+
+    Args:
+        folder: The site's home; payloads and results lie in `work/` below it.
+        line: How to reach the coordinator.
+        me: Who this site is.
+        read_policy: Reads the site's policy as its file states it now.
+        keep_revocations: Stores a newer revocation list.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        line: Line,
+        me: SiteIdentity,
+        read_policy: Callable[[], Policy],
+        keep_revocations: Callable[[RevocationList], None],
+    ) -> None:
+        self._folder = folder
+        self._work = folder / "work"
+        self._line = line
+        self._me = me
+        self._read_policy = read_policy
+        self._keep_revocations = keep_revocations
+        self._session = Session(me)
+        self._trainer = Trainer(folder)
+        self._outgoing: asyncio.Queue[FromSite] = asyncio.Queue()
+        self._doing: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._ended: ParleyError | None = None
+
+    async def run(self) -> None:
+        """Attends until cancelled; comes back by itself after every cut, after a jittered wait.
+
+        Raises:
+            IdentityError: Whom we reached is not our coordinator, or it does not accept us: somebody must act.
+        """
+        backoff = Backoff()
+        shutil.rmtree(self._work, ignore_errors=True)
+        try:
+            async with Connection.opened(self._line) as connection:
+                self._connection = connection
+                while True:
+                    try:
+                        await self._attend(connection, backoff)
+                    except IdentityError:
+                        raise
+                    except ParleyError as cut:
+                        log.warning("%s", cut)
+                    if self._ended is not None:
+                        raise self._ended
+                    seconds = backoff.seconds()
+                    log.info("dialling again in %.1f s", seconds)
+                    await asyncio.sleep(seconds)
+        finally:
+            if self._doing is not None:
+                self._doing.cancel()
+            await self._trainer.close()
+
+    async def _attend(self, connection: Connection, backoff: Backoff) -> None:
+        self._outgoing = asyncio.Queue()
+        self._feed(Connected(secrets.token_bytes(32), metadata.version("parley-fl")))
+        beat = asyncio.create_task(self._beat())
+        try:
+            messages = aiter(connection.attend(self._said()))
+            while self._ended is None:
+                async with asyncio.timeout(_SILENCE_SECONDS):
+                    message = await anext(messages)
+                self._feed(Received(message, self._read_policy()))
+                if self._session.attending:
+                    backoff.reset()
+        except StopAsyncIteration:
+            raise UnreachableError("the coordinator ended the stream") from None
+        except TimeoutError:
+            raise UnreachableError(f"nothing heard from the coordinator for {_SILENCE_SECONDS:.0f} s") from None
+        finally:
+            beat.cancel()
+            self._feed(Disconnected())
+
+    async def _said(self) -> AsyncIterator[FromSite]:
+        outgoing = self._outgoing
+        while True:
+            yield await outgoing.get()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            self._outgoing.put_nowait(Heartbeat())
+
+    # ----------------------------------------------------------------------------------------------------- effects
+
+    def _feed(self, event: Event) -> None:
+        for effect in self._session.receive(event, time.time()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(message):
+                self._outgoing.put_nowait(message)
+            case CheckData(offer):
+                self._do(self._check(offer), offer.job)
+            case Fetch(step):
+                self._do(self._fetch(step), step.job)
+            case Work(step, offer):
+                self._do(self._train(step, offer), step.job)
+            case Upload(step, payload):
+                self._do(self._upload(step, payload), step.job)
+            case Forget(job):
+                self._forget(job)
+            case KeepRevocations(revocations):
+                self._keep_revocations(revocations)
+            case Disconnect(reason):
+                self._ended = reason
+            case Note(text, trouble):
+                log.log(logging.WARNING if trouble else logging.INFO, "%s", text)
+            case _:
+                assert_never(effect)
+
+    def _do(self, work: Awaitable[Event], job: str) -> None:
+        """Does one piece of work beside the stream; the session never asks for two at once."""
+
+        async def done() -> None:
+            try:
+                event = await work
+            except ParleyError as failed:
+                event = WorkFailed(job, DeclineCause.INTERNAL, str(failed))
+            except OSError as failed:
+                event = WorkFailed(job, DeclineCause.RESOURCES, f"this machine's disk refused: {failed}")
+            self._doing = None
+            self._feed(event)
+
+        self._doing = asyncio.create_task(done())
+        self._doing.add_done_callback(_tell)
+
+    def _forget(self, job: str) -> None:
+        if job:
+            shutil.rmtree(self._work / job, ignore_errors=True)
+        elif self._doing is not None:
+            self._doing.cancel()
+            self._doing = None
+
+    def _blobs(self, job: str) -> BlobStore:
+        return BlobStore(self._work / job)
+
+    async def _check(self, offer: JobOffer) -> Event:
+        answer = await self._trainer.ask(protocol.CheckData(self._subject(offer)))
+        match answer:
+            case protocol.Done(findings=findings):
+                if not any(each.level == "refusal" for each in findings):
+                    self._warming = asyncio.create_task(self._warm())
+                return DataChecked(offer.job, findings)
+            case protocol.Failed(cause, problem):
+                return WorkFailed(offer.job, DeclineCause(cause), problem)
+            case _:
+                assert_never(answer)
+
+    async def _fetch(self, step: StepStart) -> Event:
+        for ref in (step.model, step.preparation):
+            if ref is not None:
+                await self._persist(lambda line, ref=ref: line.download(ref, self._blobs(step.job)))  # type: ignore[misc] - the default binds this turn's value
+        return Fetched(step)
+
+    async def _upload(self, step: StepStart, payload: BlobRef) -> Event:
+        await self._persist(lambda line: line.upload(step.job, payload, self._blobs(step.job)))
+        return Uploaded(step)
+
+    async def _persist(self, transfer: Callable[[Connection], Awaitable[None]]) -> None:
+        """Makes a transfer, from where it was cut off, until it is made."""
+        backoff = Backoff(first=0.2, longest=10.0)
+        while True:
+            try:
+                if self._connection is None:
+                    raise UnreachableError("not connected")
+                await transfer(self._connection)
+            except UnreachableError as cut:
+                seconds = backoff.seconds()
+                log.info("a transfer was cut off (%s); it goes on in %.1f s", cut.problem, seconds)
+                await asyncio.sleep(seconds)
+            else:
+                return
+
+    async def _train(self, step: StepStart, offer: JobOffer) -> Event:
+        blobs = self._blobs(step.job)
+        result = blobs.folder / f"step-{step.step}.result"
+        answer = await self._trainer.ask(self._request(step, offer, blobs, result))
+        match answer:
+            case protocol.Done(weight=weight, seconds=seconds):
+                ref = await asyncio.to_thread(_named, result)
+                if ref.length != step.length:
+                    problem = f"its result has {ref.length} bytes where the coordinator takes {step.length}"
+                    return WorkFailed(step.job, DeclineCause.INTERNAL, problem)
+                blobs.adopt(result, ref)
+                return Worked(step, ref, weight, seconds)
+            case protocol.Failed(cause, problem):
+                return WorkFailed(step.job, DeclineCause(cause), problem)
+            case _:
+                assert_never(answer)
+
+    async def _warm(self) -> None:
+        """Loads torch while the other sites are still checking their data."""
+        with contextlib.suppress(ParleyError):  # the first step will tell
+            await self._trainer.ask(protocol.Warm())
+
+    def _subject(self, offer: JobOffer) -> protocol.Subject:
+        return protocol.Subject(offer.text, parse(offer.text, offer.job).data.dataset, str(self._folder))
+
+    def _request(self, step: StepStart, offer: JobOffer, blobs: BlobStore, result: Path) -> protocol.Request:
+        subject = self._subject(offer)
+        if step.kind is StepKind.STATISTICS:
+            return protocol.ComputeStatistics(subject, str(result))
+        if step.model is None or step.preparation is None:
+            raise LocalProtocolError(f"step {step.step} of job {step.job} came without its payloads")
+        model, preparation = str(blobs.path(step.model)), str(blobs.path(step.preparation))
+        if step.kind is StepKind.EVALUATE:
+            return protocol.Evaluate(subject, model, preparation, str(result))
+        settings = parse(offer.text, offer.job).strategy
+        return protocol.Train(
+            subject,
+            self._me.statement.name,
+            step.round,
+            model,
+            preparation,
+            str(result),
+            proximal=strategy.load(settings).local.proximal,
+        )
+
+
+def _named(file: Path) -> BlobRef:
+    """The name of a file's content."""
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256")
+    return BlobRef(digest.digest(), file.stat().st_size)
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the agent failed at its work", exc_info=error)
+

@@ -1,0 +1,220 @@
+"""A member's line to the coordinator: one outbound mutual-TLS channel, and errors told as what the other side raised."""
+
+import os
+
+# Leaves only TLS 1.3 in gRPC's BoringSSL when certificates are ECDSA; read once, when grpc is first imported.
+os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from federation import codec
+from federation.blobs import BlobRef, BlobStore
+from federation.errors import ParleyError, RemoteProtocolError, UnreachableError, WhoActs
+from federation.messages import (
+    DownloadRequest,
+    EnrolmentRequest,
+    EnrolmentStatus,
+    FromCoordinator,
+    FromSite,
+    JobView,
+    OperatorReply,
+    OperatorRequest,
+    Refusal,
+    ShowJob,
+    UploadChunk,
+    UploadOffset,
+    UploadOpen,
+    UploadStored,
+)
+from federation.refusals import DETAIL, STATEMENT, raised
+
+__all__ = ["Connection", "Line"]
+
+_ALERT = re.compile(r"(TLSV1|SSLV3|TLSV13)_ALERT|ALERT_(CERTIFICATE|UNKNOWN|BAD)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How to reach a coordinator and as whom.
+
+    Args:
+        address: host:port to dial.
+        tls_name: The name that the coordinator's certificate must bear, wherever it is reached.
+        root_certificate: The consortium's root (PEM), the only one trusted.
+        certificate: This member's, or the invitation's, certificate (PEM).
+        tls_key: Its private key (PEM).
+        statement: The root's word on this member (an encoded `MembershipStatement`), shown with every call; empty for
+            an invitation.
+        proxy: `http://[user:password@]host:port` of a CONNECT proxy, or empty.
+    """
+
+    address: str
+    tls_name: str
+    root_certificate: bytes
+    certificate: bytes
+    tls_key: bytes
+    statement: bytes = b""
+    proxy: str = ""
+
+
+class Connection:
+    """One channel to the coordinator; all calls of a member go through it. Close it when done, or use `opened`."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        options: list[tuple[str, int | str]] = [
+            ("grpc.ssl_target_name_override", line.tls_name),
+            ("grpc.max_receive_message_length", 3 * 1024 * 1024),
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: another member's must not carry our calls
+        ]
+        if line.proxy:
+            options.append(("grpc.http_proxy", line.proxy))
+        credentials = grpc.ssl_channel_credentials(line.root_certificate, line.tls_key, line.certificate)
+        self._metadata = ((STATEMENT, line.statement),) if line.statement else ()
+        self._channel = grpc.aio.secure_channel(line.address, credentials, options=options)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, line: Line) -> "AsyncIterator[Connection]":
+        """A connection that is closed at the end of the block."""
+        connection = cls(line)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Closes the channel; open calls end."""
+        await self._channel.close()
+
+    async def enrol(self, request: EnrolmentRequest) -> AsyncIterator[EnrolmentStatus]:
+        """The coordinator's answers to an enrolment: waiting, then approved."""
+        call = self._channel.unary_stream(codec.ENROL)(codec.encode(request))
+        with self._telling():
+            async for status in call:
+                yield codec.decode(EnrolmentStatus, status)
+
+    async def attend(self, outgoing: AsyncIterator[FromSite]) -> AsyncIterator[FromCoordinator]:
+        """What the coordinator says while `outgoing` is what we say.
+
+        A message that this release cannot read ends the stream with a `RemoteProtocolError`.
+        """
+
+        async def encoded() -> AsyncIterator[bytes]:
+            async for message in outgoing:
+                yield codec.encode_from_site(message)
+
+        call = self._channel.stream_stream(codec.ATTEND)(encoded(), metadata=self._metadata)
+        try:
+            with self._telling():
+                async for message in call:
+                    yield codec.decode_from_coordinator(message)
+        finally:
+            call.cancel()
+
+    async def download(self, ref: BlobRef, blobs: BlobStore) -> None:
+        """Brings a payload into `blobs`, continuing where an earlier try ended."""
+        if blobs.has(ref):
+            return
+        incoming = blobs.receive(ref)
+        try:
+            request = codec.encode(DownloadRequest(ref, incoming.offset))
+            with self._telling():
+                async for part in self._channel.unary_stream(codec.DOWNLOAD)(request, metadata=self._metadata):
+                    incoming.append(codec.decode(UploadChunk, part).content)
+            incoming.finish()
+        finally:
+            incoming.pause()
+
+    async def upload(self, job: str, ref: BlobRef, blobs: BlobStore) -> None:
+        """Sends a payload from `blobs`, continuing where an earlier try ended; stored at the coordinator afterwards."""
+        offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def requests() -> AsyncIterator[bytes]:
+            yield codec.encode_upload_request(UploadOpen(job, ref))
+            for chunk in blobs.chunks(ref, await offset):
+                yield codec.encode_upload_request(UploadChunk(chunk))
+
+        call = self._channel.stream_stream(codec.UPLOAD)(requests(), metadata=self._metadata)
+        stored = False
+        try:
+            with self._telling():
+                async for part in call:
+                    match codec.decode_upload_reply(part):
+                        case UploadOffset(held):
+                            if not offset.done():
+                                offset.set_result(held)
+                        case UploadStored():
+                            stored = True
+        finally:
+            offset.cancel()
+            call.cancel()
+        if not stored:
+            raise UnreachableError("the coordinator ended an upload before it was stored", fix="nothing: it is sent again")
+
+    async def operate(self, request: OperatorRequest) -> OperatorReply:
+        """The coordinator's answer to an operator."""
+        with self._telling():
+            reply = await self._channel.unary_unary(codec.OPERATE)(
+                codec.encode_operator_request(request), timeout=60, metadata=self._metadata
+            )
+        return codec.decode_operator_reply(reply)
+
+    async def watch(self, job: str) -> AsyncIterator[JobView]:
+        """The job's view, now and at each change, until the job is over."""
+        with self._telling():
+            async for view in self._channel.unary_stream(codec.WATCH)(codec.encode(ShowJob(job)), metadata=self._metadata):
+                yield codec.decode(JobView, view)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise _meaning(error, self._line) from None
+
+
+def _meaning(error: grpc.aio.AioRpcError, line: Line) -> ParleyError:
+    """What a failed call means for the person at this end."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL and isinstance(value, bytes):
+            return raised(codec.decode(Refusal, value))
+    details = f"{error.details() or ''} {error.debug_error_string() or ''}"
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE if "CERTIFICATE_VERIFY_FAILED" in details:
+            return UnreachableError(
+                f"what answers at {line.address} does not show a certificate of this consortium's root",
+                fix="check the address; if a firewall opens TLS, have it let this connection through untouched",
+                who=WhoActs.SITE,
+            )
+        case grpc.StatusCode.UNAVAILABLE if _ALERT.search(details):
+            return UnreachableError(
+                f"the coordinator at {line.address} refused this member's certificate in the TLS handshake",
+                fix="it is another consortium's, or has expired: enrol with a new invitation",
+                who=WhoActs.SITE,
+            )
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            return UnreachableError(
+                f"the coordinator at {line.address} cannot be reached ({_short(error.details())})",
+                fix="check that it runs (parley coordinator serve) and that this machine may dial that address",
+            )
+        case code:
+            return RemoteProtocolError(f"the coordinator answered {code.name}: {_short(error.details())}")
+
+
+def _short(details: str | None) -> str:
+    return (details or "no details")[:300]
+

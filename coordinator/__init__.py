@@ -1,0 +1,1 @@
+"""The coordinator: runs rounds between sites that it need not be trusted by. Never imports torch."""

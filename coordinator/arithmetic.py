@@ -1,0 +1,118 @@
+"""A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
+
+import mmap
+from collections.abc import Callable
+from typing import assert_never
+
+import numpy as np
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from coordinator.round import Contributed
+from coordinator.run import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
+from federation import plugins
+from federation.blobs import BlobRef, BlobStore
+from federation.errors import ConfigurationError, ParleyError, RemoteProtocolError
+from federation.job import Job
+from federation.messages import Metric, StepKind
+from federation.vector import Layout, from_safetensors, to_safetensors
+from privacy.secure_aggregation import interface
+from strategies import strategy
+from tasks.task import Task
+
+__all__ = ["Arithmetic"]
+
+
+class Arithmetic:
+    """The arithmetic of one job; pure but for the blob folders it reads and writes. Runs in a worker thread.
+
+    Args:
+        job: The job.
+        layout: Names and shapes of its model.
+        blobs: Where models, strategy states and preparations lie.
+        spool: The folder of a site's uploads.
+    """
+
+    def __init__(self, job: Job, layout: Layout, blobs: BlobStore, spool: Callable[[str], BlobStore]) -> None:
+        task: Task = plugins.load("tasks", job.task.kind).make(job)
+        self._task = task
+        self._layout = layout
+        self._blobs = blobs
+        self._spool = spool
+        self._strategy = strategy.load(job.strategy)
+        self._aggregation = interface.load(job.privacy.secure_aggregation)
+
+    @property
+    def lengths(self) -> Lengths:
+        """Bytes of each kind's contributions."""
+        return Lengths(8 * self._task.statistics_size, 4 * self._layout.size, 8 * self._task.evaluation_size)
+
+    def complete(self, work: Complete) -> Completion:
+        """What the step comes to; everything it names is durable."""
+        try:
+            match work.kind:
+                case StepKind.STATISTICS:
+                    return self._prepared(work)
+                case StepKind.TRAIN:
+                    return self._stepped(work)
+                case StepKind.EVALUATE:
+                    return self._measured(work)
+                case _:
+                    assert_never(work.kind)
+        except _RejectedError as rejected:
+            return Rejected(rejected.problems)
+        except ConfigurationError as broken:
+            return Broken(str(broken))
+
+    def _prepared(self, work: Complete) -> Prepared:
+        total = None
+        if self._task.statistics_size:
+            total = self._sum(work.contributions, self._task.statistics_size, "<f8", weighted=False).total()
+        return Prepared(self._blobs.put(self._task.prepare(total)))
+
+    def _measured(self, work: Complete) -> Measured:
+        total = self._sum(work.contributions, self._task.evaluation_size, "<f8", weighted=False).total()
+        metrics = self._task.metrics(total)
+        return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
+
+    def _stepped(self, work: Complete) -> Stepped:
+        mean = self._sum(work.contributions, self._layout.size, "<f4", weighted=True).mean()
+        if work.strategy_state is None:
+            state = self._strategy.initial(self._layout.size)
+        else:
+            state = load_tensors(self._blobs.get(work.strategy_state))
+        _, model = from_safetensors(self._mapped(work.model))
+        following, state = self._strategy.step(model, mean, state)
+        saved = save_tensors({name: np.ascontiguousarray(values) for name, values in state.items()})
+        return Stepped(self._blobs.put(to_safetensors(self._layout, following)), self._blobs.put(saved))
+
+    def _sum(
+        self, contributions: tuple[Contributed, ...], size: int, words: interface.WordType, *, weighted: bool
+    ) -> interface.Sum:
+        total = self._aggregation.open(size, words)
+        problems: list[tuple[str, str]] = []
+        for each in contributions:
+            try:
+                total.add(each.site, each.weight if weighted else 1.0, self._source(each))
+            except RemoteProtocolError as refused:
+                problems.append((each.site, refused.problem))
+        if problems:
+            raise _RejectedError(tuple(problems))
+        return total
+
+    def _source(self, each: Contributed) -> interface.Source:
+        spool = self._spool(each.site)
+        return lambda: spool.chunks(each.payload)
+
+    def _mapped(self, ref: BlobRef) -> memoryview:
+        """The payload as mapped memory, which the last view of it unmaps."""
+        with self._blobs.path(ref).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+class _RejectedError(ParleyError):
+    """Some contributions cannot be summed."""
+
+    def __init__(self, problems: tuple[tuple[str, str], ...]) -> None:
+        super().__init__("contributions were refused")
+        self.problems = problems

@@ -1,0 +1,848 @@
+"""One job from its first offer to its final model: which step comes next, when to stop, and what to store.
+
+```
+WAITING --- enough sites accepted ---> RUNNING --- last round, early stop ---> FINISHED
+   |                                    |  ^
+   |                                    v  | statistics -> (train -> evaluate) x rounds, each one step
+   |-- too many sites refused -> FAILED <--|-- the same step failed for good
+   `-- stop ------------------> STOPPED <--'
+```
+"""
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from coordinator import cohort
+from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, StepRecord
+from coordinator.round import (
+    Contributed,
+    DeadlinePassed,
+    PayloadRefused,
+    Round,
+    RoundState,
+    SiteDeclined,
+)
+from federation.blobs import BlobRef
+from federation.errors import LocalProtocolError, RemoteProtocolError, WhoActs
+from federation.findings import Finding
+from federation.job import Job
+from federation.job import digest as digest_of
+from federation.messages import (
+    Contribution,
+    DeclineCause,
+    Declined,
+    FromCoordinator,
+    JobAccepted,
+    JobEnded,
+    JobOffer,
+    JobRefused,
+    JobState,
+    JobView,
+    Metric,
+    Phase,
+    Progress,
+    Refusal,
+    RoundView,
+    SiteView,
+    StepEnded,
+    StepKind,
+    StepStart,
+)
+
+__all__ = [
+    "Answer",
+    "Broken",
+    "Commit",
+    "Committed",
+    "Complete",
+    "Completed",
+    "Completion",
+    "Effect",
+    "Event",
+    "Lengths",
+    "Measured",
+    "Prepared",
+    "Rejected",
+    "Run",
+    "SaveSite",
+    "SaveState",
+    "Send",
+    "SetDeadline",
+    "SiteArrived",
+    "SiteLeft",
+    "Stepped",
+    "StopAsked",
+    "TimeUp",
+    "best_round",
+    "stalled",
+]
+
+MAX_FAILURES = 3
+"""Attempts at one step that may fail in a row although enough sites were here, before the job fails."""
+
+_MAX_WORDS = 1000
+"""Characters of a reason or trouble that a view or message carries."""
+
+_LOWER_IS_BETTER = frozenset({"loss", "rmse", "mae"})
+
+_CAUSES = {
+    DeclineCause.POLICY: "its own policy forbids this step",
+    DeclineCause.DATA: "its data cannot give a finite result",
+    DeclineCause.RESOURCES: "it ran out of memory or disk",
+    DeclineCause.CANCELLED: "its administrator cancelled the work",
+    DeclineCause.INTERNAL: "its trainer failed; the site's log says why",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Bytes of a contribution to each kind of step; 0 statistics means that the job has no such step."""
+
+    statistics: int
+    train: int
+    evaluate: int
+
+    def of(self, kind: StepKind) -> int:
+        """The bytes for `kind`."""
+        match kind:
+            case StepKind.STATISTICS:
+                return self.statistics
+            case StepKind.TRAIN:
+                return self.train
+            case StepKind.EVALUATE:
+                return self.evaluate
+            case _:
+                assert_never(kind)
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class SiteArrived:
+    """A site of the roster attends (again)."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteLeft:
+    """A site's stream ended."""
+
+    site: str
+
+
+Answer = JobAccepted | JobRefused | Progress | Contribution | Declined
+"""What a site says about a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUp:
+    """The deadline of this attempt has passed."""
+
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The statistics are summed and made into a preparation."""
+
+    preparation: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The updates are summed and made into the next model."""
+
+    model: BlobRef
+    strategy_state: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The evaluations are summed and made into metrics."""
+
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """These sites' payloads cannot be summed; nothing was done with any."""
+
+    problems: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The step cannot be completed whoever contributes: the job's own settings do not work."""
+
+    problem: str
+
+
+Completion = Prepared | Stepped | Measured | Rejected | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The arithmetic of this attempt is done and its blobs are durable."""
+
+    step: int
+    attempt: int
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The step is in the store, durably."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """An operator wants the job to end."""
+
+    by: str
+
+
+Event = SiteArrived | SiteLeft | TimeUp | Completed | Committed | StopAsked
+
+# ------------------------------------------------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tells a site something; lost if it is not here, and said again when it comes back."""
+
+    site: str
+    message: FromCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline:
+    """Calls back with `TimeUp(step, attempt)` in so many seconds."""
+
+    step: int
+    attempt: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Sums what came and makes of it what the kind says; answers with `Completed`."""
+
+    step: int
+    attempt: int
+    kind: StepKind
+    contributions: tuple[Contributed, ...]
+    model: BlobRef
+    strategy_state: BlobRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Stores the step in one transaction; answers with `Committed`."""
+
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSite:
+    """Stores what a site answered to the offer."""
+
+    site: JobSite
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Stores that the job began, ended or failed outside a step."""
+
+    state: JobState
+    reason: str
+
+
+Effect = Send | SetDeadline | Complete | Commit | SaveSite | SaveState
+
+
+@dataclass(slots=True)
+class _Site:
+    """What the run knows of one site of its roster."""
+
+    organisation: str
+    attending: bool = False
+    last_seen: float = 0.0
+    answer: str = ""
+    findings: tuple[Finding, ...] = ()
+    phase: Phase | None = None
+    trouble: str = ""
+    seconds: float = 0.0
+    transferred: int = 0
+
+
+class Run:
+    """The state of one job. It owns no socket, clock or file: events go in with the time, effects come out.
+
+    Args:
+        record: The job as stored; a run made from it goes on after the last committed step.
+        job: The job file, parsed.
+        lengths: Bytes of each kind's contributions.
+        history: The rounds already committed, for people.
+    """
+
+    def __init__(self, record: JobRecord, job: Job, lengths: Lengths, history: tuple[RoundView, ...] = ()) -> None:
+        self.record = record
+        self.job = job
+        self.lengths = lengths
+        self._digest = digest_of(record.text)
+        self._history = {view.number: view for view in history}
+        self._sites = {statement.name: _Site(statement.organisation) for statement in record.roster}
+        for known in record.sites:
+            self._sites[known.site].answer = known.answer
+            self._sites[known.site].findings = known.findings
+        self._round: Round | None = None
+        self._attempt = 0
+        self._failures = 0
+        self._kind = StepKind.STATISTICS
+        self._began = 0.0
+        self._committing = False
+        self._storing = False
+        self._end_after_store: tuple[JobState, str] | None = None
+        self._transferred: dict[str, int] = {}
+        self._metrics = dict(record.metrics)
+
+    # ------------------------------------------------------------------------------------------------ what it knows
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.record.id
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.record.state.over
+
+    def expects(self, site: str, payload: BlobRef) -> bool:
+        """Whether this site may upload this payload now."""
+        return (
+            not self.over
+            and self._round is not None
+            and self._round.expects(site)
+            and payload.length == self._round.length
+        )
+
+    def offers(self, payload: BlobRef) -> bool:
+        """Whether the job's sites may download this payload."""
+        return payload in {self._model, self.record.preparation}
+
+    def moved(self, site: str, count: int) -> None:
+        """Counts payload bytes to or from a site."""
+        if site in self._sites:
+            self._sites[site].transferred += count
+            self._transferred[site] = self._transferred.get(site, 0) + count
+
+    def view(self, now: float) -> JobView:
+        """The job as an operator sees it."""
+        end = self.record.ended or now
+        return JobView(
+            id=self.record.id,
+            name=self.record.name,
+            state=self.record.state,
+            round=self.record.round,
+            rounds=self.job.rounds.maximum,
+            best_round=self.record.best_round,
+            reason=_short(self.record.reason or self._waits_for()),
+            submitted=self.record.submitted,
+            seconds=max(0.0, end - (self.record.started or self.record.submitted)),
+            text=self.record.text,
+            sites=tuple(self._site_view(name, site, now) for name, site in sorted(self._sites.items())),
+            history=tuple(self._history[number] for number in sorted(self._history)),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def receive(self, event: Event, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each event
+        """Takes an event in and says what to do.
+
+        Raises:
+            LocalProtocolError: The event cannot be: a bug of ours; nothing changed.
+        """
+        match event:
+            case SiteArrived(site):
+                return self._arrived(site, now)
+            case SiteLeft(site):
+                known = self._site(site)
+                known.attending = False
+                known.last_seen = now
+                known.phase = None
+                return self._advance(now)  # the job may have waited for this site's answer alone
+            case TimeUp(step, attempt):
+                if self._round is None or (step, attempt) != (self.record.next_step, self._attempt):
+                    return ()
+                self._round.receive(DeadlinePassed())
+                return self._settled(now)
+            case Completed(step, attempt, completion):
+                return self._completed(step, attempt, completion, now)
+            case Committed(step):
+                return self._committed(step, now)
+            case StopAsked(by):
+                return self._end(JobState.STOPPED, f"stopped by {by}", now)
+            case _:
+                assert_never(event)
+
+    def hear(self, site: str, message: Answer, now: float) -> tuple[Effect, ...]:
+        """Takes in what a site said.
+
+        Raises:
+            RemoteProtocolError: The site broke the protocol; nothing changed and the job goes on.
+        """
+        known = self._sites.get(site)
+        if known is None:
+            raise RemoteProtocolError(f"site {site} is not in the roster of job {self.id}")
+        known.last_seen = now
+        if self.over:
+            return (Send(site, self._ended()),)
+        match message:
+            case JobAccepted(_, digest):
+                return self._accepted(site, digest, now)
+            case JobRefused(_, findings):
+                return self._refused(site, findings, now)
+            case Progress(_, step, phase):
+                if step == self.record.next_step:
+                    known.phase = phase
+                return ()
+            case Contribution():
+                event = Contributed(site, message.payload, message.weight, message.seconds)
+                return self._answered(site, message.step, message.attempt, event, now)
+            case Declined(_, step, attempt, cause):
+                return self._answered(site, step, attempt, SiteDeclined(site, cause), now)
+            case _:
+                assert_never(message)
+
+    # -------------------------------------------------------------------------------------------------- the offer
+
+    def _arrived(self, site: str, now: float) -> tuple[Effect, ...]:
+        known = self._site(site)
+        known.attending = True
+        known.last_seen = now
+        if self.over:
+            return (Send(site, self._ended()),)
+        known.phase = None
+        known.answer = ""  # it may have restarted and know of no job; one that refused may have been mended: ask again
+        return (Send(site, JobOffer(self.id, self.record.text, self.record.roster)),)
+
+    def _accepted(self, site: str, digest: bytes, now: float) -> tuple[Effect, ...]:
+        if digest != self._digest:
+            raise RemoteProtocolError(f"site {site} accepted another job file than job {self.id}'s")
+        known = self._sites[site]
+        effects: list[Effect] = []
+        if known.answer != "accepted":
+            known.answer, known.findings, known.trouble = "accepted", (), ""
+            effects.append(SaveSite(JobSite(site, "accepted")))
+        if self._round is not None and site in self._round.outstanding:
+            effects.append(self._ask(site, now))
+        return (*effects, *self._advance(now))
+
+    def _refused(self, site: str, findings: tuple[Finding, ...], now: float) -> tuple[Effect, ...]:
+        known = self._sites[site]
+        known.answer, known.findings = "refused", findings
+        known.trouble = f"refused: {findings[0].problem}"
+        effects: tuple[Effect, ...] = (SaveSite(JobSite(site, "refused", findings)),)
+        refused = [name for name, each in self._sites.items() if each.answer == "refused"]
+        if cohort.hopeless(self._sites, refused, self.job.cohort.needed if self.record.started else self._minimum):
+            told = "; ".join(f"{name}: {self._sites[name].findings[0].problem}" for name in sorted(refused))
+            return (*effects, *self._end(JobState.FAILED, f"too many sites refused the job ({told})", now))
+        if self._round is not None and self._round.expects(site):
+            self._round.receive(SiteDeclined(site, DeclineCause.POLICY))
+            return (*effects, *self._settled(now))
+        return (*effects, *self._advance(now))
+
+    # --------------------------------------------------------------------------------------------------- the steps
+
+    def _site(self, name: str) -> _Site:
+        if name not in self._sites:
+            raise LocalProtocolError(f"site {name} is not in the roster of job {self.id}")
+        return self._sites[name]
+
+    @property
+    def _minimum(self) -> int:
+        return self.job.cohort.minimum_sites
+
+    @property
+    def _model(self) -> BlobRef:
+        return self.record.model or self.record.initial_model
+
+    def _next_kind(self) -> StepKind:
+        if self.record.preparation is None:
+            return StepKind.STATISTICS
+        if self.record.round > 0 and self.record.evaluated_round < self.record.round:
+            return StepKind.EVALUATE
+        return StepKind.TRAIN
+
+    def _number(self) -> int:
+        """The round that the current step belongs to."""
+        match self._kind:
+            case StepKind.STATISTICS:
+                return 0
+            case StepKind.TRAIN:
+                return self.record.round + 1
+            case StepKind.EVALUATE:
+                return self.record.round
+            case _:
+                assert_never(self._kind)
+
+    def _advance(self, now: float) -> tuple[Effect, ...]:
+        """Starts the next step if none is under way and enough sites are here."""
+        if self.over or self._round is not None or self._committing:
+            return ()
+        accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
+        attending = [name for name, site in self._sites.items() if site.attending]
+        effects: list[Effect] = []
+        if not self.record.started:
+            undecided = any(self._sites[name].answer == "" for name in attending)
+            if undecided or cohort.missing(accepted, attending, self._minimum):
+                return ()
+            self.record = replace(self.record, started=now, state=JobState.RUNNING)
+            effects.append(SaveState(JobState.RUNNING, ""))
+        self._kind = self._next_kind()
+        if self._kind is StepKind.STATISTICS and self.lengths.statistics == 0:
+            self._round = Round(frozenset(), 0, 0)
+            self._round.receive(DeadlinePassed())
+            self._begin(now)
+            return (*effects, *self._settled(now))
+        members = cohort.ready(accepted, attending, self.job.cohort.needed)
+        if not members:
+            return tuple(effects)
+        self._round = Round(members, self.job.cohort.needed, self.lengths.of(self._kind))
+        self._begin(now)
+        effects.append(SetDeadline(self.record.next_step, self._attempt, self.job.cohort.deadline_seconds))
+        effects.extend(self._ask(site, now) for site in sorted(members))
+        return tuple(effects)
+
+    def _begin(self, now: float) -> None:
+        self._began = now
+        self._transferred = {}
+        for site in self._sites.values():
+            site.phase = None
+
+    def _ask(self, site: str, now: float) -> Send:
+        statistics = self._kind is StepKind.STATISTICS
+        left = self.job.cohort.deadline_seconds - (now - self._began)
+        return Send(
+            site,
+            StepStart(
+                job=self.id,
+                step=self.record.next_step,
+                attempt=self._attempt,
+                kind=self._kind,
+                round=self._number(),
+                model=None if statistics else self._model,
+                preparation=None if statistics else self.record.preparation,
+                length=self.lengths.of(self._kind),
+                deadline_seconds=max(0.001, left),
+            ),
+        )
+
+    def _answered(
+        self, site: str, step: int, attempt: int, event: Contributed | SiteDeclined, now: float
+    ) -> tuple[Effect, ...]:
+        if self._round is None or (step, attempt) != (self.record.next_step, self._attempt):
+            if (step, attempt) > (self.record.next_step, self._attempt):
+                raise RemoteProtocolError(f"site {site} answered step {step} of job {self.id}, which was never asked")
+            return (Send(site, StepEnded(self.id, step, counted=False)),)
+        if self._round.state is not RoundState.COLLECTING and not self._round.answered(site):
+            return (Send(site, StepEnded(self.id, step, counted=False)),)
+        self._round.receive(event)
+        known = self._sites[site]
+        known.phase = None
+        if isinstance(event, Contributed):
+            known.trouble = ""
+            known.seconds = event.seconds
+        else:
+            known.trouble = _CAUSES[event.cause]
+        return self._settled(now)
+
+    def _settled(self, now: float) -> tuple[Effect, ...]:
+        """What follows when the round has closed or failed; nothing while it collects."""
+        match self._open.state:
+            case RoundState.COLLECTING:
+                return ()
+            case RoundState.CLOSED:
+                if self._committing:
+                    return ()
+                self._committing = True
+                return (self._complete(),)
+            case RoundState.FAILED:
+                return self._failed(now)
+            case state:
+                assert_never(state)
+
+    @property
+    def _open(self) -> Round:
+        if self._round is None:
+            raise LocalProtocolError(f"job {self.id} has no step under way")
+        return self._round
+
+    def _complete(self) -> Complete:
+        return Complete(
+            self.record.next_step,
+            self._attempt,
+            self._kind,
+            self._open.counted,
+            self._model,
+            self.record.strategy_state,
+        )
+
+    def _failed(self, now: float) -> tuple[Effect, ...]:
+        shares = self._open.shares(self._transferred)
+        told = [Send(share.site, StepEnded(self.id, self.record.next_step, counted=False)) for share in shares]
+        self._note(shares)
+        self._round = None
+        self._committing = False
+        self._attempt += 1
+        # Only answers count as failures: sites that went away are waited for, however long that takes.
+        answered = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
+        self._failures = self._failures + 1 if answered else 0
+        if self._failures >= MAX_FAILURES:
+            reasons = "; ".join(f"{share.site}: {self._sites[share.site].trouble}" for share in answered)
+            reason = f"step {self.record.next_step} ({self._kind.value}) failed {MAX_FAILURES} times ({reasons})"
+            return (*told, *self._end(JobState.FAILED, reason, now))
+        return (*told, *self._advance(now))
+
+    def _note(self, shares: tuple[Share, ...]) -> None:
+        for share in shares:
+            if share.outcome is Outcome.LATE:
+                self._sites[share.site].trouble = share.cause
+            elif share.outcome is Outcome.REFUSED:
+                self._sites[share.site].trouble = f"its contribution was refused: {share.cause}"
+
+    def _completed(self, step: int, attempt: int, completion: Completion, now: float) -> tuple[Effect, ...]:
+        if (step, attempt) != (self.record.next_step, self._attempt) or not self._committing:
+            return ()  # the job was stopped, or failed, meanwhile
+        match completion:
+            case Rejected(problems):
+                refusals: list[Effect] = []
+                for site, problem in problems:
+                    self._open.receive(PayloadRefused(site, problem))
+                    fix = "see the site's log; check its data for extreme values"
+                    about = f"step {step} of {self.id}"
+                    refusals.append(Send(site, Refusal(about, problem, WhoActs.SITE.value, fix)))
+                self._committing = False
+                return (*refusals, *self._settled(now))
+            case Broken(problem):
+                return self._end(JobState.FAILED, problem, now)
+            case Prepared() | Stepped() | Measured():
+                self._storing = True
+                return (Commit(self._step_record(completion, now)),)
+            case _:
+                assert_never(completion)
+
+    def _step_record(self, completion: Prepared | Stepped | Measured, now: float) -> StepRecord:
+        record = StepRecord(
+            job=self.id,
+            step=self.record.next_step,
+            attempt=self._attempt,
+            kind=self._kind,
+            round=self._number(),
+            started=self._began,
+            ended=now,
+            shares=self._open.shares(self._transferred),
+            best_round=self.record.best_round,
+        )
+        match completion:
+            case Prepared(preparation):
+                return replace(record, preparation=preparation)
+            case Stepped(model, strategy_state):
+                return replace(record, model=model, strategy_state=strategy_state)
+            case Measured(metrics):
+                return self._judged(replace(record, metrics=metrics), now)
+            case _:
+                assert_never(completion)
+
+    def _judged(self, record: StepRecord, now: float) -> StepRecord:
+        """The evaluation's record with the best round so far, and the job's end if this was the last round."""
+        metrics = self._metrics | {record.round: record.metrics}
+        best = best_round(metrics, self.job.rounds.best_metric)
+        record = replace(record, best_round=best)
+        stop = self.job.rounds.early_stop
+        reason = ""
+        if stop is not None and stalled(metrics, stop.metric, stop.patience, stop.minimum_gain):
+            reason = f"early stop after round {record.round}: {stop.metric} no better for {stop.patience} rounds"
+        elif record.round >= self.job.rounds.maximum:
+            reason = f"all {record.round} rounds done"
+        if not reason:
+            return record
+        best_model = self._model if best == record.round else (self.record.best_model or self._model)
+        final = ModelRecord(self.id, self.record.name, best_model, best, now, metrics[best], card="")
+        return replace(record, state=JobState.FINISHED, reason=reason, final=final)
+
+    def _committed(self, step: int, now: float) -> tuple[Effect, ...]:
+        if step != self.record.next_step - 1 or not self._storing:
+            raise LocalProtocolError(f"step {step} of job {self.id} was committed out of turn")
+        self._committing = self._storing = False
+        shares = self._open.shares(self._transferred)
+        self._round = None
+        told: list[Effect] = [
+            Send(share.site, StepEnded(self.id, step, counted=share.outcome is Outcome.COUNTED)) for share in shares
+        ]
+        if self.over:
+            return (*told, *self._farewell())
+        if self._end_after_store is not None:
+            return (*told, *self._end(*self._end_after_store, now))
+        return (*told, *self._advance(now))
+
+    def store(self, record: StepRecord) -> None:
+        """Makes a stored step part of the run's memory; called once the transaction is durable, before `Committed`."""
+        model = record.model or self.record.model
+        better = record.best_round != self.record.best_round
+        self._note(record.shares)
+        if record.kind is StepKind.EVALUATE:
+            self._metrics[record.round] = record.metrics
+        self._remember(record)
+        self.record = replace(
+            self.record,
+            next_step=record.step + 1,
+            round=record.round if record.kind is StepKind.TRAIN else self.record.round,
+            evaluated_round=record.round if record.kind is StepKind.EVALUATE else self.record.evaluated_round,
+            model=model,
+            best_model=model if better else self.record.best_model,
+            best_round=record.best_round,
+            strategy_state=record.strategy_state or self.record.strategy_state,
+            preparation=record.preparation or self.record.preparation,
+            metrics=tuple(sorted(self._metrics.items())),
+            state=record.state,
+            reason=record.reason,
+            ended=record.ended if record.state.over else 0.0,
+        )
+        self._attempt = 0
+        self._failures = 0
+
+    def _remember(self, record: StepRecord) -> None:
+        if record.kind is StepKind.STATISTICS:
+            return
+        view = self._history.get(record.round, RoundView(record.round, (), 0, 0.0, 0))
+        moved = sum(share.bytes for share in record.shares)
+        counted = sum(share.outcome is Outcome.COUNTED for share in record.shares)
+        self._history[record.round] = RoundView(
+            number=record.round,
+            metrics=record.metrics or view.metrics,
+            sites=counted if record.kind is StepKind.TRAIN else view.sites,
+            seconds=view.seconds + record.ended - record.started,
+            bytes=view.bytes + moved,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def _end(self, state: JobState, reason: str, now: float) -> tuple[Effect, ...]:
+        if self.over:
+            return ()
+        if self._storing:  # the store is taking a step in, which may be the last: that comes first, and counts
+            self._end_after_store = self._end_after_store or (state, reason)
+            return ()
+        reason = _short(reason)
+        self.record = replace(self.record, state=state, reason=reason, ended=now)
+        self._round = None
+        self._committing = False
+        return (SaveState(state, reason), *self._farewell())
+
+    def _farewell(self) -> tuple[Effect, ...]:
+        return tuple(Send(name, self._ended()) for name, site in sorted(self._sites.items()) if site.attending)
+
+    def _ended(self) -> JobEnded:
+        return JobEnded(self.id, self.record.state, self.record.reason)
+
+    # ------------------------------------------------------------------------------------------------- for people
+
+    def _waits_for(self) -> str:
+        if self.over:
+            return ""
+        accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
+        attending = [name for name, site in self._sites.items() if site.attending]
+        needed = self.job.cohort.needed if self.record.started else self._minimum
+        short = cohort.missing(accepted, attending, needed)
+        if self._round is None and short:
+            away = sorted(name for name in self._sites if name not in attending)
+            told = f" (not attending: {', '.join(away)})" if away else ""
+            return f"waiting for {short} more of {needed} sites{told}"
+        undecided = sorted(name for name in attending if self._sites[name].answer == "")
+        if not self.record.started and undecided:
+            return f"waiting for the answer of {', '.join(undecided)}"
+        if self._round is not None and self._round.outstanding and self._round.counted:
+            return f"waiting for {', '.join(sorted(self._round.outstanding))}"
+        return ""
+
+    def _site_view(self, name: str, site: _Site, now: float) -> SiteView:
+        state = self._doing(name, site)
+        trouble = site.trouble
+        if not trouble and self._round is not None and name in self._round.outstanding:
+            waited = now - self._began
+            if not site.attending:
+                trouble = f"went away; the round waits for it until its deadline ({waited:.0f} s so far)"
+            elif self._round.counted:
+                trouble = f"the round waits for it: {state} for {waited:.0f} s"
+        return SiteView(
+            name=name,
+            organisation=site.organisation,
+            connected=site.attending,
+            state=state,
+            last_seen=now if site.attending else site.last_seen,
+            seconds=site.seconds,
+            bytes=site.transferred,
+            trouble=_short(trouble),
+        )
+
+    def _doing(self, name: str, site: _Site) -> str:
+        if not site.attending:
+            return "away"
+        if site.answer == "refused":
+            return "refused"
+        if site.answer == "":
+            return "checking its data"
+        if self._round is not None and name in self._round.outstanding:
+            if site.phase is Phase.WORKING:
+                return {StepKind.TRAIN: "training", StepKind.EVALUATE: "evaluating"}.get(self._kind, "counting")
+            return site.phase.value if site.phase is not None else "asked"
+        return "ready"
+
+
+def _short(words: str) -> str:
+    """`words`, cut to what a message carries: they may quote what many sites found."""
+    return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 3]}..."
+
+
+def _value(metrics: tuple[Metric, ...], name: str) -> float | None:
+    return next((metric.value for metric in metrics if metric.name == name), None)
+
+
+def _gain(name: str, new: float, old: float) -> float:
+    """How much better `new` is than `old`; negative when worse."""
+    return old - new if name in _LOWER_IS_BETTER else new - old
+
+
+def best_round(metrics: dict[int, tuple[Metric, ...]], name: str | None) -> int:
+    """The round with the best `name`; the first of equals; the last where `name` is None or was never measured."""
+    last = max(metrics)
+    if name is None:
+        return last
+    measured = [(number, value) for number in sorted(metrics) if (value := _value(metrics[number], name)) is not None]
+    if not measured:
+        return last
+    best, value = measured[0]
+    for number, candidate in measured[1:]:
+        if _gain(name, candidate, value) > 0:
+            best, value = number, candidate
+    return best
+
+
+def stalled(metrics: dict[int, tuple[Metric, ...]], name: str, patience: int, minimum_gain: float) -> bool:
+    """Whether the last `patience` rounds brought no gain in `name` of more than `minimum_gain`."""
+    values = [value for number in sorted(metrics) if (value := _value(metrics[number], name)) is not None]
+    best: float | None = None
+    since = 0
+    for value in values:
+        if best is None or _gain(name, value, best) > minimum_gain:
+            best, since = value, 0
+        else:
+            since += 1
+    return since >= patience

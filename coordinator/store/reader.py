@@ -1,0 +1,259 @@
+"""What the store tells, as the coordinator's own values; every answer is of one instant and changes nothing."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Engine, String, type_coerce
+from sqlmodel import Session, col, select
+
+from coordinator.records import JobRecord, JobSite, ModelRecord, Share, SitePresence, StepRecord
+from coordinator.store import database, tables
+from federation.errors import ConfigurationError, WhoActs
+from federation.messages import EnrolmentRequest, MembershipStatement, Metric, RevocationList, StepKind
+
+__all__ = ["PATIENCE", "StoreReader"]
+
+PATIENCE = 5.0
+"""Seconds for which a call waits for another program's transaction before it gives up."""
+
+_HEX = re.compile(r"[0-9a-f]{1,64}")
+
+
+class StoreReader:
+    """The store as it stands, for reading only: a missing store is not made and an old one not migrated.
+
+    Args:
+        url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
+        patience: Seconds to wait for another program's lock.
+
+    Raises:
+        ConfigurationError: `url` is none that a store can have.
+        StorageError: There is no store, or none that this release can read. Every method raises it too when the
+            database fails.
+    """
+
+    def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
+        self._engine = self._open(url, patience)
+
+    @staticmethod
+    def _open(url: str, patience: float) -> Engine:
+        return database.opened_for_reading(url, patience)
+
+    def close(self) -> None:
+        """Lets go of the database."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """A session in one transaction: all of it is kept when the block ends, nothing when it raises."""
+        with database.told(self._engine), Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    # ---------------------------------------------------------------------------------------------- the consortium
+
+    def members(self) -> tuple[MembershipStatement, ...]:
+        """All members ever added, the oldest first; whether one is revoked, the revocation list says."""
+        with self._transaction() as session:
+            return tuple(session.exec(select(col(tables.Member.statement)).order_by(col(tables.Member.number))))
+
+    def certificate(self, serial: str) -> bytes | None:
+        """The TLS certificate (PEM) of the member with this serial."""
+        with self._transaction() as session:
+            return session.exec(select(tables.Member.certificate).where(tables.Member.serial == serial)).first()
+
+    def enrolment(self, invitation: str) -> EnrolmentRequest | None:
+        """The request made under this invitation, whether it still waits or not."""
+        with self._transaction() as session:
+            wanted = tables.Enrolment.invitation == invitation
+            return session.exec(select(col(tables.Enrolment.request)).where(wanted)).first()
+
+    def enrolled(self, invitation: str) -> MembershipStatement | None:
+        """The membership that came of this invitation; None while its request waits, or when there is none."""
+        with self._transaction() as session:
+            joined = select(col(tables.Member.statement)).join(tables.Enrolment)
+            return session.exec(joined.where(tables.Enrolment.invitation == invitation)).first()
+
+    def pending(self) -> tuple[EnrolmentRequest, ...]:
+        """The requests that wait for approval, the oldest first."""
+        with self._transaction() as session:
+            waiting = select(col(tables.Enrolment.request)).where(col(tables.Enrolment.serial).is_(None))
+            return tuple(session.exec(waiting.order_by(col(tables.Enrolment.number))))
+
+    def revocations(self) -> RevocationList | None:
+        """The newest revocation list."""
+        with self._transaction() as session:
+            return session.exec(select(col(tables.Revocations.content))).first()
+
+    # ------------------------------------------------------------------------------------------------------- jobs
+
+    def job(self, job: str) -> JobRecord | None:
+        """The job with this id, as it stands after its last committed step."""
+        with self._transaction() as session:
+            row = session.get(tables.Job, job)
+            return None if row is None else _job_record(session, row)
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """All jobs, the newest first."""
+        with self._transaction() as session:
+            order = col(tables.Job.submitted).desc(), col(tables.Job.id).desc()
+            return tuple(_job_record(session, row) for row in session.exec(select(tables.Job).order_by(*order)))
+
+    def steps(self, job: str) -> tuple[StepRecord, ...]:
+        """The job's committed steps in their order."""
+        with self._transaction() as session:
+            shares = defaultdict[int, list[Share]](list)
+            of_job = select(tables.Share).where(tables.Share.job == job)
+            for row in session.exec(of_job.order_by(col(tables.Share.step), col(tables.Share.position))):
+                shares[row.step].append(Share(row.site, row.outcome, row.cause, row.seconds, row.bytes))
+            metrics = _step_metrics(session, job)
+            finals = {row.step: row for row in session.exec(select(tables.Model).where(tables.Model.job == job))}
+            rows = session.exec(select(tables.Step).where(tables.Step.job == job).order_by(col(tables.Step.number)))
+            return tuple(
+                StepRecord(
+                    job=job,
+                    step=row.number,
+                    attempt=row.attempt,
+                    kind=row.kind,
+                    round=row.round,
+                    started=row.started,
+                    ended=row.ended,
+                    shares=tuple(shares[row.number]),
+                    model=row.model,
+                    strategy_state=row.strategy_state,
+                    preparation=row.preparation,
+                    metrics=metrics[row.number],
+                    best_round=row.best_round,
+                    state=row.state,
+                    reason=row.reason,
+                    final=_model_record(session, finals[row.number]) if row.number in finals else None,
+                )
+                for row in rows
+            )
+
+    # ----------------------------------------------------------------------------------------------------- models
+
+    def models(self) -> tuple[ModelRecord, ...]:
+        """All final models, the newest first."""
+        with self._transaction() as session:
+            order = col(tables.Model.created).desc(), col(tables.Model.job).desc()
+            return tuple(_model_record(session, row) for row in session.exec(select(tables.Model).order_by(*order)))
+
+    def model(self, name: str) -> ModelRecord | None:
+        """The final model of the job with this id, or else the one whose digest begins with these hexadecimal digits.
+
+        Jobs that ended with the very same model share its digest; the newest of them answers.
+
+        Raises:
+            ConfigurationError: Different models begin so.
+        """
+        with self._transaction() as session:
+            row = session.get(tables.Model, name)
+            if row is not None:
+                return _model_record(session, row)
+            if _HEX.fullmatch(name.lower()) is None:
+                return None
+            digest = type_coerce(col(tables.Model.payload), String)
+            found = session.exec(
+                select(tables.Model).where(digest.startswith(name.lower())).order_by(col(tables.Model.created).desc())
+            ).all()
+            several = len({row.payload for row in found})
+            if several > 1:
+                raise ConfigurationError(
+                    f"{several} models have digests that begin with {name}", fix="give more digits", who=WhoActs.YOU
+                )
+            return _model_record(session, found[0]) if found else None
+
+    def referenced_blobs(self) -> frozenset[bytes]:
+        """Digests of the payloads still needed: all of a job that goes on; of one that is over what it has learnt.
+
+        Contributions on their way, and a model uploaded for a job not yet submitted, are not in the store.
+        """
+        with self._transaction() as session:
+            finals = {row.job: row.payload for row in session.exec(select(tables.Model))}
+            needed = set(finals.values())
+            for job in session.exec(select(tables.Job)):
+                kept = {job.preparation}
+                if job.id not in finals:
+                    kept |= {job.model, job.best_model}
+                if not job.state.over:
+                    kept |= {job.initial_model, job.strategy_state}
+                needed |= {reference for reference in kept if reference is not None}
+            return frozenset(reference.digest for reference in needed)
+
+    # --------------------------------------------------------------------------------------------------- presence
+
+    def presence(self) -> tuple[SitePresence, ...]:
+        """Every site's presence as last told, by name."""
+        with self._transaction() as session:
+            rows = session.exec(select(tables.Presence).order_by(col(tables.Presence.name)))
+            return tuple(SitePresence(row.name, row.connected, row.last_seen, row.state, row.trouble) for row in rows)
+
+
+def _job_record(session: Session, row: tables.Job) -> JobRecord:
+    roster = select(col(tables.Seat.statement)).where(tables.Seat.job == row.id).order_by(col(tables.Seat.position))
+    sites = select(tables.JobSite).where(tables.JobSite.job == row.id).order_by(col(tables.JobSite.position))
+    evaluations = select(col(tables.Step.number), col(tables.Step.round)).where(
+        tables.Step.job == row.id, tables.Step.kind == StepKind.EVALUATE
+    )
+    measured = _step_metrics(session, row.id)
+    metrics = {number: measured[step] for step, number in session.exec(evaluations.order_by(col(tables.Step.number)))}
+    return JobRecord(
+        id=row.id,
+        name=row.name,
+        text=row.text,
+        submitted=row.submitted,
+        roster=tuple(session.exec(roster)),
+        initial_model=row.initial_model,
+        state=row.state,
+        reason=row.reason,
+        started=row.started,
+        ended=row.ended,
+        next_step=row.next_step,
+        round=row.round,
+        evaluated_round=row.evaluated_round,
+        best_round=row.best_round,
+        model=row.model,
+        best_model=row.best_model,
+        strategy_state=row.strategy_state,
+        preparation=row.preparation,
+        sites=tuple(JobSite(site.site, site.answer, site.findings) for site in session.exec(sites)),
+        metrics=tuple(sorted(metrics.items(), key=lambda item: item[0])),
+    )
+
+
+def _step_metrics(session: Session, job: str) -> defaultdict[int, tuple[Metric, ...]]:
+    """What each step of the job measured, by step."""
+    rows = select(tables.Metric).where(tables.Metric.job == job)
+    metrics = defaultdict[int, tuple[Metric, ...]](tuple)
+    for row in session.exec(rows.order_by(col(tables.Metric.step), col(tables.Metric.position))):
+        metrics[row.step] += (Metric(row.name, row.value),)
+    return metrics
+
+
+def _model_record(session: Session, row: tables.Model) -> ModelRecord:
+    rows = select(tables.ModelMetric).where(tables.ModelMetric.job == row.job)
+    return ModelRecord(
+        job=row.job,
+        name=row.name,
+        payload=row.payload,
+        round=row.round,
+        created=row.created,
+        metrics=_metrics(session.exec(rows.order_by(col(tables.ModelMetric.position)))),
+        card=row.card,
+    )
+
+
+def _metrics(rows: Iterable[tables.ModelMetric]) -> tuple[Metric, ...]:
+    return tuple(Metric(row.name, row.value) for row in rows)

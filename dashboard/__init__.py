@@ -1,0 +1,1 @@
+"""The Streamlit dashboard: pure reads of the store, drawn."""

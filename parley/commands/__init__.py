@@ -1,0 +1,1 @@
+"""The commands of `parley`, one file for each noun."""

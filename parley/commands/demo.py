@@ -1,0 +1,302 @@
+"""`parley demo`: four hospitals and a coordinator, five real processes with mutual TLS, train one model together."""
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from rich.live import Live
+from rich.table import Table
+
+from client.connection import Connection
+from client.data.registry import DataSet, DataSets
+from client.policy import EXAMPLE
+from federation.errors import ParleyError, UnreachableError
+from federation.job import Job, parse
+from federation.messages import (
+    ApproveEnrolment,
+    EnrolmentRequest,
+    JobState,
+    JobView,
+    ListPending,
+    ListSites,
+    Pending,
+    Role,
+    Sites,
+)
+from parley.commands.jobs import drawn, submit_text
+from parley.commands.site import approved, door, install
+from parley.dialling import line
+from parley.heart import baselines, data
+from parley.homes import Consortium, Home
+from parley.terminal import console, emit, errors
+from privacy import identity
+
+__all__ = ["demo"]
+
+_PATIENCE = 60.0
+
+
+@dataclass(slots=True)
+class _Score:
+    """Accuracy, AUC and number of test rows, over all seeds."""
+
+    accuracy: list[float] = field(default_factory=list)
+    auc: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def add(self, accuracy: float, auc: float | None, rows: int) -> None:
+        self.accuracy.append(accuracy)
+        self.rows.append(rows)
+        if auc is not None:
+            self.auc.append(auc)
+
+    def json(self) -> dict[str, float | None]:
+        return {
+            "accuracy": fmean(self.accuracy),
+            "auc": fmean(self.auc) if self.auc else None,
+            "n": round(fmean(self.rows)),
+        }
+
+    def row(self) -> tuple[str, str, str]:
+        auc = f"{fmean(self.auc):.3f}" if self.auc else "one class only"
+        return f"{fmean(self.accuracy):.3f}", auc, f"{fmean(self.rows):.0f}"
+
+
+def demo(*, seeds: int, keep: bool, data_file: Path | None, as_json: bool) -> None:
+    """Runs the demo and prints its table, or its JSON."""
+    csv = _data(data_file)
+    began, cpu = time.monotonic(), _cpu_seconds()
+    folder = Path(tempfile.mkdtemp(prefix="parley-demo-"))
+    consortium = _Consortium(folder)
+    try:
+        with _told("Founding the consortium, enrolling four hospitals over mutual TLS"):
+            consortium.found(data.write(csv, folder / "data"))
+        federated, pooled, alone, moved = _Score(), _Score(), {site: _Score() for site in data.SITES}, 0
+        for seed in range(seeds):
+            text = data.job_text(seed, data.job_template())
+            view = consortium.train(text, seed, seeds, live=not as_json)
+            metrics = {each.name: each.value for each in view.history[-1].metrics}
+            federated.add(metrics["accuracy"], metrics.get("auc"), int(metrics["n"]))
+            moved += sum(site.bytes for site in view.sites)
+            _compare(csv, parse(text, "heart.toml"), pooled, alone)
+        if not keep:
+            consortium.end()
+        result = {
+            "federated": federated.json(),
+            "pooled": pooled.json(),
+            "alone": {site: score.json() for site, score in alone.items()},
+            "seconds": time.monotonic() - began,
+            "cpu_seconds": None if keep else _cpu_seconds() - cpu,
+            "bytes": moved,
+            "seeds": seeds,
+        }
+        if as_json:
+            emit(result)
+        else:
+            _print(federated, pooled, alone, result)
+            _print_next(folder, keep=keep)
+    except BaseException:
+        consortium.end()
+        errors.print(f"The processes' logs are in {folder / 'logs'}")
+        raise
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _data(given: Path | None) -> Path:
+    with _told("Heart disease records of four hospitals (UCI, CC BY 4.0)"):
+        return data.obtain(data.cache_folder(os.environ), given)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Says what is being done, and how long it took."""
+    began = time.monotonic()
+    with errors.status(f"{what} ..."):
+        yield
+    errors.print(f"[green]done[/] {what} ({time.monotonic() - began:.1f} s)")
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of all its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+class _Consortium:
+    """A whole consortium in one folder: a home for the administrator, and one for each hospital."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hub = Home(folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def found(self, files: dict[str, Path]) -> None:
+        """Makes root, coordinator and four members, and starts their processes."""
+        now = int(time.time())
+        port = _free_port()
+        consortium = self.hub.consortium.create(
+            "heart-alliance", f"127.0.0.1:{port}", "hub", passphrase=None, now=now, organisation="heart-alliance"
+        )
+        request = self.hub.coordinator.request("hub", "heart-alliance", "demo")
+        self.hub.coordinator.install_text(consortium.admit(request, now=now), now)
+        self._start("coordinator", self.folder, "coordinator", "serve", "--listen", f"127.0.0.1:{port}")
+        homes = {site: Home(self.folder / "hospitals" / site) for site in files}
+        asyncio.run(self._enrol(consortium, homes))
+        for site, home in homes.items():
+            DataSets(home.site.folder).add(DataSet.of("heart", str(files[site])))
+            (home.site.folder / "policy.toml").write_text(EXAMPLE)
+            self._start(site, home.folder, "site", "run")
+        asyncio.run(self._attended(len(homes)))
+
+    async def _enrol(self, consortium: Consortium, homes: dict[str, Home]) -> None:
+        """Each hospital makes its keys and asks; the administrator approves; each picks its membership up."""
+        now = int(time.time())
+        joining = []
+        for site, home in homes.items():
+            invitation = consortium.invite(site, site, Role.SITE, now=now)
+            request = identity.make_request(invitation, home.site.begin(), "demo")
+            joining.append((invitation, home, asyncio.create_task(approved(door(invitation), request))))
+        async with Connection.opened(line(self.hub.operator.load())) as operator:
+            requests = await self._pending(operator, len(homes))
+            for request in requests:
+                member = consortium.approve(request, now=now)
+                await operator.operate(ApproveEnrolment(request.invitation, member.certificate, member.statement))
+        for invitation, home, credential in joining:
+            install(home.site, invitation, await credential)
+
+    async def _pending(self, operator: Connection, count: int) -> tuple[EnrolmentRequest, ...]:
+        """The requests of `count` newcomers, once all of them ask."""
+        found: tuple[EnrolmentRequest, ...] = ()
+
+        async def all_ask() -> bool:
+            nonlocal found
+            reply = await operator.operate(ListPending())
+            found = reply.requests if isinstance(reply, Pending) else ()
+            return len(found) == count
+
+        await self._until(all_ask, "the hospitals' enrolment")
+        return found
+
+    async def _attended(self, count: int) -> None:
+        """Returns when `count` sites attend."""
+        async with Connection.opened(line(self.hub.operator.load())) as operator:
+
+            async def all_here() -> bool:
+                reply = await operator.operate(ListSites())
+                return isinstance(reply, Sites) and sum(site.connected for site in reply.sites) == count
+
+            await self._until(all_here, "the hospitals")
+
+    async def _until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            for process in self._processes:
+                if process.poll() is not None:
+                    raise ParleyError("a process of the demo ended too early", fix=f"read {self.folder / 'logs'}")
+            with suppress(UnreachableError):  # the coordinator is still starting
+                if await holds():
+                    return
+            await asyncio.sleep(0.05)
+        raise ParleyError(f"waited {_PATIENCE:.0f} s for {what}", fix=f"read {self.folder / 'logs'}")
+
+    def _start(self, name: str, home: Path, *command: str) -> None:
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        with (logs / f"{name}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "parley", *command, "--home", str(home)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C ends the demo, which then ends them in order
+                )
+            )
+
+    def train(self, text: str, seed: int, seeds: int, *, live: bool) -> JobView:
+        """Submits the job and returns its last view; shows it live, or a line at its end."""
+        job = submit_text(self.hub.operator, text, "heart.toml")
+        view = asyncio.run(self._watched(job, live=live and seeds == 1))
+        if view.state is not JobState.FINISHED:
+            raise ParleyError(f"job {job} {view.state.value}: {view.reason}", fix=f"read {self.folder / 'logs'}")
+        if seeds > 1:
+            errors.print(f"[green]done[/] split {seed + 1} of {seeds}: {view.round} rounds in {view.seconds:.1f} s")
+        return view
+
+    async def _watched(self, job: str, *, live: bool) -> JobView:
+        view: JobView | None = None
+        async with Connection.opened(line(self.hub.operator.load())) as operator:
+            with Live(console=errors, transient=False) if live else nullcontext() as screen:
+                async for view in operator.watch(job):
+                    if screen is not None:
+                        screen.update(drawn(view))
+        if view is None:
+            raise ParleyError(f"the coordinator showed nothing of job {job}")
+        return view
+
+    def end(self) -> None:
+        """Ends the processes: the hospitals first, then the coordinator."""
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+
+def _compare(csv: Path, job: Job, pooled: _Score, alone: dict[str, _Score]) -> None:
+    """Adds what one pooled model, and each hospital alone, reach on the same split."""
+    tables = data.hospitals(csv)
+    best = baselines.pooled(tables, job)
+    pooled.add(best.accuracy, best.auc, best.n)
+    for site, score in baselines.alone(tables, job).items():
+        alone[site].add(score.everywhere.accuracy, score.everywhere.auc, score.everywhere.n)
+
+
+def _print(federated: _Score, pooled: _Score, alone: dict[str, _Score], result: dict[str, object]) -> None:
+    table = Table("model", "accuracy", "AUC", "test rows", title="All four hospitals' test patients")
+    for site, score in alone.items():
+        table.add_row(f"{site} alone", *score.row())
+    table.add_row("federated (Parley)", *federated.row(), style="bold green")
+    table.add_row("pooled in one place", *pooled.row())
+    console.print(table)
+    cpu = result["cpu_seconds"]
+    spent = f", {cpu:.0f} CPU seconds" if isinstance(cpu, float) else ""
+    console.print(f"{result['seconds']:.0f} s{spent}; {result['bytes']:,} bytes of updates and models moved, and no record.")
+
+
+def _print_next(folder: Path, *, keep: bool) -> None:
+    if not keep:
+        console.print("To look around in the running consortium:  parley demo --keep")
+        return
+    console.print("Coordinator and hospitals go on running. Look around:")
+    for command in (
+        f"export PARLEY_HOME={folder}",
+        "parley job list",
+        "parley model list",
+        "parley dashboard",
+        f"pkill -f {folder}    # ends them",
+    ):
+        console.print(f"  {command}", highlight=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

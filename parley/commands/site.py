@@ -1,0 +1,243 @@
+"""`parley site`: join a consortium, register data, and attend, on a hospital's or bank's own machine."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from client.backoff import Backoff
+from client.connection import Connection as Wire
+from client.connection import Line
+from client.data.registry import DataSet, DataSets
+from client.policy import EXAMPLE, Policy, parse
+from client.session import SiteIdentity
+from federation.errors import ConfigurationError, UnreachableError, WhoActs
+from federation.messages import Credential, EnrolmentRequest, EnrolmentState
+from parley.commands.consortium import read_string
+from parley.dialling import line
+from parley.homes import Connection, Identity, MemberHome
+from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, logs, run
+from privacy import identity
+
+__all__ = ["app", "approved", "door", "install", "join_as", "read_policy"]
+
+app = typer.Typer(no_args_is_help=True, help="Join a consortium, register data, attend (hospital or bank).")
+dataset = typer.Typer(no_args_is_help=True, help="The data sets that this site may use; they stay where they are.")
+app.add_typer(dataset, name="dataset")
+
+log = logging.getLogger("parley.site")
+
+_POLICY = "policy.toml"
+
+
+@app.command()
+def join(
+    invitation: Annotated[
+        str, typer.Argument(help="What the consortium's administrator sent you, or a file that holds it.")
+    ],
+    proxy: Annotated[
+        str, typer.Option(help="http://[user:password@]host:port of a proxy to dial through.", show_default=False)
+    ] = "",
+    home_: HomeOption = None,
+) -> None:
+    """Makes this site's keys here, asks to join, and waits until the administrator approves."""
+    member = home(home_).site
+    join_as(member, read_string(invitation), proxy)
+    policy = member.folder / _POLICY
+    if not policy.exists():
+        policy.write_text(EXAMPLE)
+    console.print(f"What this site takes part in is for you to say: {policy}")
+    console.print("Next:  parley site dataset add NAME PATH   and then   parley site run")
+
+
+def join_as(member: MemberHome, text: str, proxy: str = "") -> None:
+    """Enrols the member whose home this is, under an invitation; returns when it is approved and installed.
+
+    Raises:
+        IdentityError: The invitation, or what came back, is not what it must be.
+    """
+    invitation = identity.Invitation.parse(text, int(time.time()))
+    invited = invitation.invited
+    if invited.role is not member.role:
+        raise ConfigurationError(
+            f"this invitation is for the role {invited.role.value}",
+            fix=f"use: parley {invited.role.value} join INVITATION",
+            who=WhoActs.YOU,
+        )
+    request = identity.make_request(invitation, member.begin(), metadata.version("parley-fl"))
+    prints = identity.fingerprints(request)
+    errors.print(f"Joining {invitation.consortium} as [bold]{invited.name}[/] through {invitation.address}")
+    errors.print(f"Root fingerprint, to compare with the administrator's: {invitation.root.fingerprint}")
+    errors.print(f"This site's, to read out:\n  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
+    with errors.status("Waiting for the consortium's administrator to approve ..."):
+        credential = run(approved(door(invitation, proxy), request))
+    me = install(member, invitation, credential)
+    console.print(f"[bold]{me.statement.name}[/] is a member of {me.root.consortium}.")
+
+
+def door(invitation: identity.Invitation, proxy: str = "") -> Line:
+    """The line on which an invitation's holder may ask to be enrolled, and nothing else."""
+    return Line(
+        invitation.address,
+        invitation.tls_name,
+        invitation.root.pem,
+        invitation.certificate_pem,
+        invitation.key_pem,
+        proxy=proxy,
+    )
+
+
+async def approved(door: Line, request: EnrolmentRequest) -> Credential:
+    """The credential of a request, once the administrator has approved it; waits through any number of cuts."""
+    backoff = Backoff(longest=10.0)
+    while True:
+        try:
+            async with Wire.opened(door) as wire:
+                async for status in wire.enrol(request):
+                    backoff.reset()
+                    if status.state is EnrolmentState.APPROVED and status.credential is not None:
+                        return status.credential
+        except UnreachableError as away:
+            errors.print(f"{away.problem}; trying again")
+        await asyncio.sleep(backoff.seconds())
+
+
+def install(member: MemberHome, invitation: identity.Invitation, credential: Credential) -> Identity:
+    """Puts what the root signed beside the keys made here."""
+    connection = Connection(invitation.address, invitation.consortium, invitation.coordinator)
+    name = invitation.invited.name
+    return member.install(credential, invitation.root, connection, name=name, now=int(time.time()))
+
+
+@app.command("run")
+def attend(
+    proxy: Annotated[
+        str, typer.Option(help="http://[user:password@]host:port of a proxy to dial through.", show_default=False)
+    ] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
+    home_: HomeOption = None,
+) -> None:
+    """Attends until it is told to end. It only dials out, and comes back by itself after every cut."""
+    logs(verbose)
+    member = home(home_).site
+    own = member.load()
+    identity.verify_statement(
+        own.statement, own.root.public_key, own.root.consortium, int(time.time()), own.revocations
+    )
+    read_policy(member)
+    if not DataSets(member.folder).list():
+        log.warning("no data set is registered here yet: parley site dataset add NAME PATH")
+    with contextlib.suppress(asyncio.CancelledError):
+        run(_attend(member, proxy))
+
+
+async def _attend(member: MemberHome, proxy: str) -> None:
+    from client.agent import Agent
+
+    own = member.load()
+    agent = Agent(
+        member.folder,
+        line(own, proxy),
+        SiteIdentity(own.statement, own.root, own.revocations),
+        _PolicyReader(member),
+        member.update_revocations,
+    )
+    task = asyncio.current_task()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows has no handlers: Ctrl-C interrupts asyncio.run there
+            if task is not None:
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    log.info("%s dials %s", own.statement.name, own.connection.address)
+    await agent.run()
+
+
+@app.command()
+def policy(home_: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Shows this site's policy: what it takes part in."""
+    member = home(home_).site
+    rules = read_policy(member)
+    if as_json:
+        emit(rules.model_dump())
+        return
+    console.print(f"{member.folder / _POLICY}", style="bold")
+    for key, value in rules.model_dump().items():
+        console.print(f"  {key} = {value}", highlight=False)
+
+
+def read_policy(member: MemberHome) -> Policy:
+    """The site's policy as its file states it now.
+
+    Raises:
+        ConfigurationError: There is none, or it is wrong.
+    """
+    path = member.folder / _POLICY
+    try:
+        text = path.read_text()
+    except OSError as missing:
+        raise ConfigurationError(
+            f"this site has no policy at {path}", fix="write it; `parley site join` makes the first", who=WhoActs.SITE
+        ) from missing
+    return parse(text, str(path))
+
+
+class _PolicyReader:
+    """Reads the policy each time; a broken file leaves the last good one in force and is told once."""
+
+    def __init__(self, member: MemberHome) -> None:
+        self._member = member
+        self._last = read_policy(member)
+        self._told = ""
+
+    def __call__(self) -> Policy:
+        """The policy in force."""
+        try:
+            self._last = read_policy(self._member)
+            self._told = ""
+        except ConfigurationError as broken:
+            if str(broken) != self._told:
+                log.error("the policy cannot be read, the last good one stays in force: %s", broken)
+            self._told = str(broken)
+        return self._last
+
+
+@dataset.command("add")
+def add_dataset(
+    name: Annotated[str, typer.Argument(help="The name that jobs use, such as heart.")],
+    location: Annotated[str, typer.Argument(help="A CSV or Parquet file, or an SQLAlchemy URL.")],
+    query: Annotated[str, typer.Option(help="What to select, when LOCATION is a URL.", show_default=False)] = "",
+    home_: HomeOption = None,
+) -> None:
+    """Registers data and checks that it can be read. Nothing is copied."""
+    found = DataSet.of(name, location, query)
+    with errors.status(f"Reading {found.shown} ..."):
+        rows = DataSets(home(home_).site.folder).add(found)
+    console.print(
+        f"[bold]{name}[/]: {rows} rows at {found.shown}. They stay there; jobs that this site accepts may train on them."
+    )
+
+
+@dataset.command("list")
+def list_datasets(home_: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Lists the registered data sets."""
+    found = DataSets(home(home_).site.folder).list()
+    if as_json:
+        emit([{"name": each.name, "kind": each.kind, "location": each.shown, "query": each.query} for each in found])
+        return
+    table = Table("name", "kind", "location", "query")
+    for each in found:
+        table.add_row(each.name, each.kind, each.shown, each.query)
+    console.print(table)
+
+
+@dataset.command("remove")
+def remove_dataset(name: Annotated[str, typer.Argument(help="The data set's name.")], home_: HomeOption = None) -> None:
+    """Forgets a data set; the data stay where they are."""
+    DataSets(home(home_).site.folder).remove(name)
+    console.print(f"{name} is no longer registered; the data are untouched.")

@@ -1,0 +1,118 @@
+"""Small files, each written whole or not at all, and durably, before the next is begun."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from federation import codec
+from federation.errors import RemoteProtocolError, StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["decode", "read", "read_json", "rename", "write", "write_json"]
+
+T = TypeVar("T")
+
+
+def write(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Makes `content` the file's whole content, durably; a crash leaves the old content or the new, nothing between.
+
+    Its folder is made if need be and is this user's alone; so is the file if it is `secret`.
+
+    Raises:
+        StorageError: The disk does not take it.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.chmod(0o700)
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _sync(path.parent)
+    except OSError as refused:
+        raise StorageError(
+            f"cannot write {path}: {refused.strerror}", fix="give this user the right to write"
+        ) from refused
+
+
+def rename(draft: Path, final: Path) -> None:
+    """Gives a file or folder its name, durably.
+
+    Raises:
+        StorageError: The disk does not take it.
+    """
+    try:
+        draft.rename(final)
+        _sync(final.parent)
+    except OSError as refused:
+        problem = f"cannot write {final}: {refused.strerror}"
+        raise StorageError(problem, fix="give this user the right to write there") from refused
+
+
+def _sync(folder: Path) -> None:
+    """Makes renames in `folder` durable, where the system lets folders be opened."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path, made_by: str) -> bytes:
+    """The file's content; `made_by` says which command makes the file.
+
+    Raises:
+        StorageError: It is missing or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as missing:
+        raise StorageError(f"there is no {path}", fix=made_by) from missing
+    except OSError as refused:
+        raise StorageError(
+            f"cannot read {path}: {refused.strerror}", fix="give this user the right to read"
+        ) from refused
+
+
+def decode(cls: type[T], path: Path, made_by: str) -> T:
+    """The message in the file.
+
+    Raises:
+        StorageError: It is missing, cannot be read, or holds something else.
+    """
+    try:
+        return codec.decode(cls, read(path, made_by))
+    except RemoteProtocolError as broken:
+        raise _damaged(path) from broken
+
+
+def write_json(path: Path, value: object) -> None:
+    """Makes a dataclass's fields the file's content, as `write` does."""
+    write(path, TypeAdapter(type(value)).dump_json(value, indent=2) + b"\n")
+
+
+def read_json(cls: type[T], path: Path, made_by: str) -> T:
+    """The dataclass in the file.
+
+    Raises:
+        StorageError: It is missing, cannot be read, or holds something else.
+    """
+    try:
+        return TypeAdapter(cls).validate_json(read(path, made_by))
+    except ValidationError as broken:
+        raise _damaged(path) from broken
+
+
+def _damaged(path: Path) -> StorageError:
+    return StorageError(f"{path} is damaged", fix="restore it from a backup")

@@ -1,0 +1,1 @@
+"""Identity, secure aggregation and differential privacy: pure, no socket, clock, thread or file."""

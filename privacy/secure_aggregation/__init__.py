@@ -1,0 +1,1 @@
+"""Protocols by which only a cohort's sum is seen; one folder each."""

@@ -1,0 +1,1 @@
+"""Trained models at work: prediction from a model package."""

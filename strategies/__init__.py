@@ -1,0 +1,1 @@
+"""How a cohort's updates become the next model: one file per strategy, each reading like its paper."""

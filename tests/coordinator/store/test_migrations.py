@@ -1,0 +1,50 @@
+"""The migrations make exactly the schema that the tables declare."""
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import event, inspect, text
+from sqlmodel import SQLModel
+
+from coordinator.store import Store, database
+
+
+def test_migrations_and_tables_agree(store: Store) -> None:
+    """Alembic finds no difference between a migrated database and the tables."""
+    with store._engine.connect() as connection:
+        options = {"version_table": database.VERSION_TABLE, "compare_type": True}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, SQLModel.metadata) == []
+
+
+def test_an_empty_file_becomes_a_store(url: str, tmp_path: Path) -> None:
+    """An empty file is an empty database, and is migrated like a new one."""
+    (tmp_path / "coordinator.db").touch()
+    with Store(url) as store:
+        assert store.jobs() == ()
+
+
+def test_the_release_that_migrated_signs_its_work(store: Store) -> None:
+    """The store remembers which release brought it to its schema, so that an older one can name it."""
+    with store._engine.connect() as connection:
+        rows = connection.execute(text("SELECT revision, software FROM migration")).all()
+    assert rows == [("0001", metadata.version("parley-fl"))]
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
+    """Schema changes are part of the transaction: a cut half-way through leaves an empty database."""
+    engine = database._engine(database._checked(url), 1.0)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def cut(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if "CREATE TABLE modelmetric" in statement:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError), engine.begin() as connection:
+        database._migrate(connection)
+    with engine.connect() as connection:
+        assert inspect(connection).get_table_names() == []
+    engine.dispose()
