@@ -1,4 +1,4 @@
-"""The site's agent: attends the coordinator, performs what the session asks for, and comes back by itself when cut off."""
+"""The site's agent: attends, performs what the session asks for, and comes back by itself when cut off."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import assert_never
@@ -82,16 +83,16 @@ class Agent:
         self._session = Session(me)
         self._trainer = Trainer(folder)
         self._outgoing: asyncio.Queue[FromSite] = asyncio.Queue()
+        self._connection: Connection
         self._doing: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
         self._ended: ParleyError | None = None
 
     async def run(self) -> None:
         """Attends until cancelled; comes back by itself after every cut, after a jittered wait.
 
         Raises:
-            IdentityError: Whom we reached is not our coordinator, or it does not accept us: somebody must act.
+            ParleyError: Whom we reached is not our coordinator, or it does not accept us: somebody must act.
         """
         backoff = Backoff()
         shutil.rmtree(self._work, ignore_errors=True)
@@ -213,13 +214,14 @@ class Agent:
                 assert_never(answer)
 
     async def _fetch(self, step: StepStart) -> Event:
+        blobs = self._blobs(step.job)
         for ref in (step.model, step.preparation):
             if ref is not None:
-                await self._persist(lambda line, ref=ref: line.download(ref, self._blobs(step.job)))  # type: ignore[misc] - the default binds this turn's value
+                await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
         return Fetched(step)
 
     async def _upload(self, step: StepStart, payload: BlobRef) -> Event:
-        await self._persist(lambda line: line.upload(step.job, payload, self._blobs(step.job)))
+        await self._persist(partial(Connection.upload, job=step.job, ref=payload, blobs=self._blobs(step.job)))
         return Uploaded(step)
 
     async def _persist(self, transfer: Callable[[Connection], Awaitable[None]]) -> None:
@@ -227,8 +229,6 @@ class Agent:
         backoff = Backoff(first=0.2, longest=10.0)
         while True:
             try:
-                if self._connection is None:
-                    raise UnreachableError("not connected")
                 await transfer(self._connection)
             except UnreachableError as cut:
                 seconds = backoff.seconds()
@@ -293,4 +293,3 @@ def _named(file: Path) -> BlobRef:
 def _tell(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the agent failed at its work", exc_info=error)
-

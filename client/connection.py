@@ -1,4 +1,4 @@
-"""A member's line to the coordinator: one outbound mutual-TLS channel, and errors told as what the other side raised."""
+"""A member's line to the coordinator: one outbound mutual-TLS channel; errors are those that the other side raised."""
 
 import os
 
@@ -84,7 +84,13 @@ class Connection:
             options.append(("grpc.http_proxy", line.proxy))
         credentials = grpc.ssl_channel_credentials(line.root_certificate, line.tls_key, line.certificate)
         self._metadata = ((STATEMENT, line.statement),) if line.statement else ()
-        self._channel = grpc.aio.secure_channel(line.address, credentials, options=options)
+        self._channel = channel = grpc.aio.secure_channel(line.address, credentials, options=options)
+        self._enrol: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(codec.ENROL)
+        self._attend: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(codec.ATTEND)
+        self._download: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(codec.DOWNLOAD)
+        self._upload: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(codec.UPLOAD)
+        self._operate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(codec.OPERATE)
+        self._watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(codec.WATCH)
 
     @classmethod
     @asynccontextmanager
@@ -102,9 +108,8 @@ class Connection:
 
     async def enrol(self, request: EnrolmentRequest) -> AsyncIterator[EnrolmentStatus]:
         """The coordinator's answers to an enrolment: waiting, then approved."""
-        call = self._channel.unary_stream(codec.ENROL)(codec.encode(request))
         with self._telling():
-            async for status in call:
+            async for status in self._enrol(codec.encode(request)):
                 yield codec.decode(EnrolmentStatus, status)
 
     async def attend(self, outgoing: AsyncIterator[FromSite]) -> AsyncIterator[FromCoordinator]:
@@ -117,7 +122,7 @@ class Connection:
             async for message in outgoing:
                 yield codec.encode_from_site(message)
 
-        call = self._channel.stream_stream(codec.ATTEND)(encoded(), metadata=self._metadata)
+        call = self._attend(encoded(), metadata=self._metadata)
         try:
             with self._telling():
                 async for message in call:
@@ -133,7 +138,7 @@ class Connection:
         try:
             request = codec.encode(DownloadRequest(ref, incoming.offset))
             with self._telling():
-                async for part in self._channel.unary_stream(codec.DOWNLOAD)(request, metadata=self._metadata):
+                async for part in self._download(request, metadata=self._metadata):
                     incoming.append(codec.decode(UploadChunk, part).content)
             incoming.finish()
         finally:
@@ -148,7 +153,7 @@ class Connection:
             for chunk in blobs.chunks(ref, await offset):
                 yield codec.encode_upload_request(UploadChunk(chunk))
 
-        call = self._channel.stream_stream(codec.UPLOAD)(requests(), metadata=self._metadata)
+        call = self._upload(requests(), metadata=self._metadata)
         stored = False
         try:
             with self._telling():
@@ -163,20 +168,20 @@ class Connection:
             offset.cancel()
             call.cancel()
         if not stored:
-            raise UnreachableError("the coordinator ended an upload before it was stored", fix="nothing: it is sent again")
+            raise UnreachableError(
+                "the coordinator ended an upload before it was stored", fix="nothing: it is sent again"
+            )
 
     async def operate(self, request: OperatorRequest) -> OperatorReply:
         """The coordinator's answer to an operator."""
         with self._telling():
-            reply = await self._channel.unary_unary(codec.OPERATE)(
-                codec.encode_operator_request(request), timeout=60, metadata=self._metadata
-            )
+            reply = await self._operate(codec.encode_operator_request(request), timeout=60, metadata=self._metadata)
         return codec.decode_operator_reply(reply)
 
     async def watch(self, job: str) -> AsyncIterator[JobView]:
         """The job's view, now and at each change, until the job is over."""
         with self._telling():
-            async for view in self._channel.unary_stream(codec.WATCH)(codec.encode(ShowJob(job)), metadata=self._metadata):
+            async for view in self._watch(codec.encode(ShowJob(job)), metadata=self._metadata):
                 yield codec.decode(JobView, view)
 
     @contextmanager
@@ -217,4 +222,3 @@ def _meaning(error: grpc.aio.AioRpcError, line: Line) -> ParleyError:
 
 def _short(details: str | None) -> str:
     return (details or "no details")[:300]
-

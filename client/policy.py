@@ -76,13 +76,19 @@ def allowed(policy: Policy, job: Job, text: str, roster: int) -> tuple[Finding, 
         ("model.name", "model", job.model.name, policy.models, "models"),
     )
     found = [
-        Finding(path, f"this site's policy does not allow the {noun} {value!r}", f"its administrator may add it to {key}")
+        Finding(
+            path, f"this site's policy does not allow the {noun} {value!r}", f"its administrator may add it to {key}"
+        )
         for path, noun, value, list_, key in rules
         if value not in list_ and "*" not in list_
     ]
     if not {job.name, by_digest, "*"} & set(policy.jobs):
         found.append(
-            Finding("name", f"this site's policy does not allow the job {job.name!r}", "its administrator may add it to jobs")
+            Finding(
+                "name",
+                f"this site's policy does not allow the job {job.name!r}",
+                "its administrator may add it to jobs",
+            )
         )
     if roster < policy.minimum_sites:
         found.append(

@@ -23,8 +23,8 @@ from federation.job import digest, parse
 from federation.messages import (
     PROTOCOL,
     Contribution,
-    Declined,
     DeclineCause,
+    Declined,
     FromCoordinator,
     FromSite,
     Heartbeat,
@@ -219,6 +219,12 @@ class Note:
 Effect = Send | CheckData | Fetch | Work | Upload | Forget | KeepRevocations | Disconnect | Note
 
 
+_MAX_FINDINGS = 100
+"""Findings that a refusal tells; the site's own log has them all."""
+_MAX_WORDS = 1000
+"""Characters of each text in a finding that travels."""
+
+
 class _State(Enum):
     AWAY = "away"
     GREETING = "greeting"
@@ -246,6 +252,8 @@ class Session:
         self._jobs: dict[str, _JobState] = {}
         self._queue: deque[JobOffer | StepStart] = deque()
         self._busy: JobOffer | StepStart | None = None
+        self._phase = Phase.DOWNLOADING
+        self._coordinator: MembershipStatement | None = None
 
     @property
     def attending(self) -> bool:
@@ -253,27 +261,30 @@ class Session:
         return self._state is _State.ATTENDING
 
     def receive(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Takes an event in and says what to do. Bad messages are noted and change nothing."""
+        """Takes an event in and says what to do. Bad messages are noted and change nothing.
+
+        Nothing but a hello is said, and no payload is sent, while the coordinator has not proven who it is.
+        """
+        effects = self._taken(event, now)
+        if self.attending or isinstance(event, Connected):
+            return effects
+        return tuple(effect for effect in effects if not isinstance(effect, Send))
+
+    def _taken(self, event: Event, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each event
         match event:
             case Connected(nonce, software):
                 self._state, self._nonce = _State.GREETING, nonce
                 return (Send(Hello(PROTOCOL, software, self._me.statement, nonce, now)),)
             case Disconnected():
-                self._state = _State.AWAY
-                return ()
+                return self._disconnected()
             case Received(message, rules):
                 return self._received(message, rules, now)
             case DataChecked(job, findings):
                 return self._checked(job, findings)
             case Fetched(step):
-                if self._busy != step:
-                    return ()
-                return (self._progress(step, Phase.WORKING), Work(step, self._jobs[step.job].offer))
-            case Worked(step, payload):
-                if self._busy != step:
-                    return ()
-                self._jobs[step.job].result = event
-                return (self._progress(step, Phase.UPLOADING), Upload(step, payload))
+                return self._fetched(step)
+            case Worked():
+                return self._worked(event)
             case WorkFailed(job, cause, problem):
                 return self._failed(job, cause, problem)
             case Uploaded(step):
@@ -281,13 +292,29 @@ class Session:
             case _:
                 assert_never(event)
 
+    def _disconnected(self) -> tuple[Effect, ...]:
+        """Work goes on; what needs the coordinator is let go: every step that still counts will be asked again."""
+        self._state = _State.AWAY
+        self._queue = deque(each for each in self._queue if isinstance(each, JobOffer))
+        if not isinstance(self._busy, StepStart) or self._phase is Phase.WORKING:
+            return ()
+        self._busy = None
+        return (Forget(""), *self._next())
+
     # ---------------------------------------------------------------------------------------------------- messages
 
     def _received(self, message: FromCoordinator, rules: Policy, now: float) -> tuple[Effect, ...]:
-        if self._state is _State.GREETING:
-            if isinstance(message, Welcome):
-                return self._welcomed(message, now)
-            return (Disconnect(RemoteProtocolError("the coordinator must say welcome first")),)
+        match self._state:
+            case _State.AWAY:
+                return ()
+            case _State.GREETING:
+                return self._greeted(message, now)
+            case _State.ATTENDING:
+                return self._told(message, rules, now)
+            case state:
+                assert_never(state)
+
+    def _told(self, message: FromCoordinator, rules: Policy, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each message
         match message:
             case Welcome():
                 return (Note("the coordinator said welcome twice; ignored", trouble=True),)
@@ -308,6 +335,14 @@ class Session:
             case _:
                 assert_never(message)
 
+    def _greeted(self, message: FromCoordinator, now: float) -> tuple[Effect, ...]:
+        if isinstance(message, Welcome):
+            return self._welcomed(message, now)
+        return self._disconnect(RemoteProtocolError("the coordinator must say welcome first"))
+
+    def _disconnect(self, reason: ParleyError) -> tuple[Effect, ...]:
+        return (*self._disconnected(), Disconnect(reason))
+
     def _welcomed(self, welcome: Welcome, now: float) -> tuple[Effect, ...]:
         me = self._me
         try:
@@ -323,8 +358,8 @@ class Session:
             )
             identity.verify_welcome(welcome.proof, welcome.statement, self._nonce, me.statement.serial)
         except ParleyError as refused:
-            return (Disconnect(refused),)
-        self._state = _State.ATTENDING
+            return self._disconnect(refused)
+        self._state, self._coordinator = _State.ATTENDING, welcome.statement
         effects: list[Effect] = [Note(f"attending {welcome.statement.name} as {me.statement.name}")]
         if welcome.revocations != me.revocations:
             effects.append(self._keep(welcome.revocations))
@@ -341,6 +376,12 @@ class Session:
         except IdentityError as refused:
             return (Note(f"a revocation list was refused: {refused}", trouble=True),)
         effects: list[Effect] = [self._keep(revocations)]
+        if self._coordinator is not None and self._coordinator.serial in revocations.serials:
+            revoked = IdentityError(
+                f"the membership of the coordinator {self._coordinator.name} was revoked",
+                fix="ask the consortium's administrator which coordinator to attend",
+            )
+            return (*effects, *self._disconnect(revoked))
         for job, state in list(self._jobs.items()):
             try:
                 self._check_roster(state.offer, now)
@@ -354,9 +395,7 @@ class Session:
         me = self._me
         identity.verify_roster(offer.roster, me.root.public_key, me.root.consortium, int(now), me.revocations)
         if me.statement not in offer.roster:
-            raise IdentityError(
-                f"the roster of job {offer.job} does not hold this site", fix="submit the job anew"
-            )
+            raise IdentityError(f"the roster of job {offer.job} does not hold this site", fix="submit the job anew")
 
     def _offered(self, offer: JobOffer, rules: Policy, now: float) -> tuple[Effect, ...]:
         known = self._jobs.get(offer.job)
@@ -368,9 +407,9 @@ class Session:
             job = parse(offer.text, offer.job)
             self._check_roster(offer, now)
         except ConfigurationError as wrong:
-            return self._refuse(offer.job, (Finding("job", wrong.problem, wrong.fix),))
+            return self._refuse(offer.job, (_finding("job", wrong.problem, wrong.fix),))
         except IdentityError as refused:
-            return self._refuse(offer.job, (Finding("roster", refused.problem, refused.fix),))
+            return self._refuse(offer.job, (_finding("roster", refused.problem, refused.fix),))
         found = policy.allowed(rules, job, offer.text, len(offer.roster))
         if found:
             return self._refuse(offer.job, found)
@@ -386,11 +425,13 @@ class Session:
     def _refuse(self, job: str, findings: tuple[Finding, ...]) -> tuple[Effect, ...]:
         self._jobs.pop(job, None)
         told = "; ".join(f"{each.path}: {each.problem} ({each.fix})" for each in findings)
-        return (Send(JobRefused(job, findings)), Note(f"refused job {job}: {told}", trouble=True))
+        return (Send(JobRefused(job, findings[:_MAX_FINDINGS])), Note(f"refused job {job}: {told}", trouble=True))
 
     def _checked(self, job: str, findings: tuple[Finding, ...]) -> tuple[Effect, ...]:
-        state = self._jobs.get(job)
+        if not isinstance(self._busy, JobOffer) or self._busy.job != job:
+            return ()  # the job ended while its check was under way
         self._busy = None
+        state = self._jobs.get(job)
         if state is None:
             return self._next()
         refusals = tuple(each for each in findings if each.level == "refusal")
@@ -414,12 +455,11 @@ class Session:
                 Send(Declined(step.job, step.step, step.attempt, DeclineCause.POLICY)),
                 Note(f"declined step {step.step} of job {step.job}, which this site did not accept", trouble=True),
             )
-        if self._busy == step or step in self._queue:
+        if isinstance(self._busy, StepStart) and _same_work(self._busy, step):
+            self._busy = step  # asked again, after a reconnect or as another attempt: what is under way will answer it
             return ()
-        if state.result is not None and _same_work(state.result.step, step):
-            state.result = replace(state.result, step=step)
-            return self._enqueue(step)
-        state.result = None
+        if state.result is not None and not _same_work(state.result.step, step):
+            state.result = None
         return self._enqueue(step)
 
     def _enqueue(self, step: StepStart) -> tuple[Effect, ...]:
@@ -444,10 +484,34 @@ class Session:
         return (self._progress(step, Phase.DOWNLOADING), Fetch(step))
 
     def _progress(self, step: StepStart, phase: Phase) -> Send:
+        self._phase = phase
         return Send(Progress(step.job, step.step, phase))
 
-    def _uploaded(self, step: StepStart) -> tuple[Effect, ...]:
-        if self._busy != step:
+    def _under_way(self, done: StepStart, phase: Phase) -> StepStart | None:
+        """The step as last asked, if `done` is this very work in this very phase; None when it was let go meanwhile."""
+        step = self._busy
+        same = isinstance(step, StepStart) and _same_work(done, step) and self._phase is phase
+        return step if isinstance(step, StepStart) and same else None
+
+    def _fetched(self, done: StepStart) -> tuple[Effect, ...]:
+        step = self._under_way(done, Phase.DOWNLOADING)
+        if step is None:
+            return ()
+        return (self._progress(step, Phase.WORKING), Work(step, self._jobs[step.job].offer))
+
+    def _worked(self, result: Worked) -> tuple[Effect, ...]:
+        step = self._under_way(result.step, Phase.WORKING)
+        if step is None:
+            return ()
+        self._jobs[step.job].result = replace(result, step=step)
+        if not self.attending:  # it is uploaded when the step is asked again
+            self._busy = None
+            return self._next()
+        return (self._progress(step, Phase.UPLOADING), Upload(step, result.payload))
+
+    def _uploaded(self, done: StepStart) -> tuple[Effect, ...]:
+        step = self._under_way(done, Phase.UPLOADING)
+        if step is None:
             return ()
         self._busy = None
         result = self._jobs[step.job].result
@@ -462,7 +526,7 @@ class Session:
         if isinstance(busy, StepStart) and busy.job == job:
             return (Send(Declined(job, busy.step, busy.attempt, cause)), note, *self._next())
         if isinstance(busy, JobOffer) and busy.job == job:
-            finding = Finding("data", problem, "see the site's log")
+            finding = _finding("data", problem, "see the site's log")
             return (*self._refuse(job, (finding,)), *self._next())
         self._busy = busy
         return (note,)
@@ -473,6 +537,9 @@ class Session:
             return ()
         if state.result is not None and state.result.step.step <= step and counted:
             state.result = None
+        self._queue = deque(
+            each for each in self._queue if isinstance(each, JobOffer) or (each.job, each.step) != (job, step)
+        )
         if isinstance(self._busy, StepStart) and self._busy.job == job and self._busy.step == step:
             self._busy = None
             return (Forget(""), Note(f"job {job}: step {step} ended without this site", trouble=True), *self._next())
@@ -489,7 +556,11 @@ class Session:
         return (*stop, Forget(job), Note(text), *self._next())
 
 
+def _finding(path: str, problem: str, fix: str) -> Finding:
+    """A finding of words that may be longer than those that travel; all of them stand in the site's log."""
+    return Finding(path, problem[:_MAX_WORDS], fix[:_MAX_WORDS])
+
+
 def _same_work(done: StepStart, asked: StepStart) -> bool:
     """Whether a result made for one question answers another: the same step of the same kind from the same payloads."""
     return replace(done, attempt=asked.attempt, deadline_seconds=asked.deadline_seconds) == asked
-

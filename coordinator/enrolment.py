@@ -16,6 +16,7 @@ def admissible(
     earlier: EnrolmentRequest | None,
     members: tuple[MembershipStatement, ...],
     revocations: RevocationList,
+    now: float,
 ) -> None:
     """Passes a request that may wait for approval.
 
@@ -29,7 +30,8 @@ def admissible(
         )
     if earlier is not None:
         return
-    taken = any(member.name == request.name and member.serial not in revocations.serials for member in members)
+    current = (m for m in members if m.serial not in revocations.serials and now < m.not_after)
+    taken = any(member.name == request.name for member in current)
     if taken:
         raise IdentityError(
             f"the name {request.name} is taken by a member of the consortium",

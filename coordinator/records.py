@@ -5,7 +5,7 @@ from enum import Enum
 
 from federation.blobs import BlobRef
 from federation.findings import Finding
-from federation.messages import JobState, MembershipStatement, Metric, StepKind
+from federation.messages import JobState, MembershipStatement, Metric, RoundView, StepKind
 
 __all__ = ["JobRecord", "JobSite", "ModelRecord", "Outcome", "Share", "SitePresence", "StepRecord"]
 
@@ -54,6 +54,18 @@ class StepRecord:
     state: JobState = JobState.RUNNING
     reason: str = ""
     final: "ModelRecord | None" = None
+
+    def shown(self, so_far: RoundView | None) -> RoundView:
+        """The step's round as people see it, with what its other step has added `so_far`."""
+        view = so_far or RoundView(self.round, (), 0, 0.0, 0)
+        counted = sum(share.outcome is Outcome.COUNTED for share in self.shares)
+        return RoundView(
+            number=self.round,
+            metrics=self.metrics or view.metrics,
+            sites=counted if self.kind is StepKind.TRAIN else view.sites,
+            seconds=view.seconds + self.ended - self.started,
+            bytes=view.bytes + sum(share.bytes for share in self.shares),
+        )
 
 
 @dataclass(frozen=True, slots=True)

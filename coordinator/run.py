@@ -342,6 +342,10 @@ class Run:
             self._sites[site].transferred += count
             self._transferred[site] = self._transferred.get(site, 0) + count
 
+    def doing(self, site: str) -> str:
+        """What a site of the roster is doing for this job, in words."""
+        return self._doing(site, self._sites[site])
+
     def view(self, now: float) -> JobView:
         """The job as an operator sees it."""
         end = self.record.ended or now
@@ -618,7 +622,7 @@ class Run:
                 self._sites[share.site].trouble = f"its contribution was refused: {share.cause}"
 
     def _completed(self, step: int, attempt: int, completion: Completion, now: float) -> tuple[Effect, ...]:
-        if (step, attempt) != (self.record.next_step, self._attempt) or not self._committing:
+        if (step, attempt) != (self.record.next_step, self._attempt) or not self._committing or self._storing:
             return ()  # the job was stopped, or failed, meanwhile
         match completion:
             case Rejected(problems):
@@ -719,18 +723,8 @@ class Run:
         self._failures = 0
 
     def _remember(self, record: StepRecord) -> None:
-        if record.kind is StepKind.STATISTICS:
-            return
-        view = self._history.get(record.round, RoundView(record.round, (), 0, 0.0, 0))
-        moved = sum(share.bytes for share in record.shares)
-        counted = sum(share.outcome is Outcome.COUNTED for share in record.shares)
-        self._history[record.round] = RoundView(
-            number=record.round,
-            metrics=record.metrics or view.metrics,
-            sites=counted if record.kind is StepKind.TRAIN else view.sites,
-            seconds=view.seconds + record.ended - record.started,
-            bytes=view.bytes + moved,
-        )
+        if record.kind is not StepKind.STATISTICS:
+            self._history[record.round] = record.shown(self._history.get(record.round))
 
     # ------------------------------------------------------------------------------------------------------ the end
 

@@ -8,14 +8,15 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator.conduct import Conductor, CoordinatorIdentity
+from coordinator.attendance import Peer
+from coordinator.coordinator import Coordinator
 from federation import codec
 from federation.errors import (
     ConfigurationError,
@@ -28,9 +29,7 @@ from federation.errors import (
 from federation.messages import (
     DownloadRequest,
     EnrolmentRequest,
-    EnrolmentStatus,
     Hello,
-    JobView,
     MembershipStatement,
     Role,
     ShowJob,
@@ -67,7 +66,7 @@ _CODES: tuple[tuple[type[ParleyError], grpc.StatusCode], ...] = (
 )
 
 
-async def serve(conductor: Conductor, me: CoordinatorIdentity, address: str, health_port: int = 0) -> grpc.aio.Server:
+async def serve(coordinator: Coordinator, address: str, health_port: int = 0) -> grpc.aio.Server:
     """Listens on `address` (host:port) with mutual TLS 1.3, and returns the started server.
 
     With a `health_port` the standard gRPC health service answers without TLS on 127.0.0.1, and nowhere else.
@@ -76,7 +75,8 @@ async def serve(conductor: Conductor, me: CoordinatorIdentity, address: str, hea
         StorageError: The port is taken or may not be used.
     """
     server = grpc.aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers((_handlers(conductor),))
+    me = coordinator.members.me
+    server.add_generic_rpc_handlers((_handlers(coordinator),))
     credentials = grpc.ssl_server_credentials(
         [(me.tls_key, me.certificate)], root_certificates=me.root_certificate, require_client_auth=True
     )
@@ -89,14 +89,15 @@ async def serve(conductor: Conductor, me: CoordinatorIdentity, address: str, hea
             server.add_insecure_port(f"127.0.0.1:{health_port}")
     except RuntimeError as taken:
         raise StorageError(
-            f"cannot listen on {address}", fix="stop what uses the port (see: ss -ltnp), or choose another with --listen"
+            f"cannot listen on {address}",
+            fix="stop what uses the port (see: ss -ltnp), or choose another with --listen",
         ) from taken
     await server.start()
     return server
 
 
-def _handlers(conductor: Conductor) -> grpc.GenericRpcHandler:
-    service = _Service(conductor)
+def _handlers(coordinator: Coordinator) -> grpc.GenericRpcHandler:
+    service = _Service(coordinator)
     return grpc.method_handlers_generic_handler(
         codec.SERVICE,
         {
@@ -113,8 +114,11 @@ def _handlers(conductor: Conductor) -> grpc.GenericRpcHandler:
 class _Service:
     """One coroutine per method; bytes in, bytes out."""
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._members = coordinator.members
+        self._attendance = coordinator.attendance
+        self._conductor = coordinator.conductor
+        self._operation = coordinator.operation
 
     # The gate stands in front of every method: no handler runs before the peer is known, current and allowed.
 
@@ -132,7 +136,7 @@ class _Service:
         metadata = dict(context.invocation_metadata() or ())
         shown = metadata.get(STATEMENT)
         statement = codec.decode(MembershipStatement, shown) if isinstance(shown, bytes) else None
-        member = self._conductor.member(self._certificate(context), statement, time.time())
+        member = self._members.member(self._certificate(context), statement, time.time())
         if member.role not in roles:
             wanted = " or ".join(role.value for role in roles)
             raise IdentityError(
@@ -145,7 +149,7 @@ class _Service:
         """A newcomer asks; the stream stays open until it is approved."""
         async with _Refusing(context):
             certificate = self._certificate(context)
-            async for status in self._conductor.enrol(certificate, codec.decode(EnrolmentRequest, request)):
+            async for status in self._members.enrol(certificate, codec.decode(EnrolmentRequest, request)):
                 yield codec.encode(status)
 
     async def attend(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -155,7 +159,7 @@ class _Service:
             hello = codec.decode_from_site(await anext(requests))
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"{member.name} must say hello first, not {type(hello).__name__}")
-            peer = self._conductor.arrive(member, hello)
+            peer = await self._attendance.arrive(member, hello, self._conductor)
             reader = asyncio.create_task(self._read(requests, peer))
             try:
                 while (message := await peer.outgoing.get()) is not None:
@@ -164,9 +168,9 @@ class _Service:
                     raise peer.closed_for
             finally:
                 reader.cancel()
-                self._conductor.leave(peer)
+                self._attendance.leave(peer, self._conductor)
 
-    async def _read(self, requests: AsyncIterator[bytes], peer: "Peer") -> None:
+    async def _read(self, requests: AsyncIterator[bytes], peer: Peer) -> None:
         try:
             async for request in requests:
                 try:
@@ -175,7 +179,7 @@ class _Service:
                     log.warning("%s: %s", peer.name, refused)
                     peer.send(told("a message", refused))
                     continue
-                self._conductor.hear(peer, message)
+                self._attendance.hear(peer, message, self._conductor)
         finally:
             peer.outgoing.put_nowait(None)
 
@@ -184,7 +188,10 @@ class _Service:
         async with _Refusing(context):
             member = self._admit(context, Role.SITE, Role.OPERATOR)
             wanted = codec.decode(DownloadRequest, request)
-            blobs, moved = self._conductor.download(member, wanted.payload)
+            if member.role is Role.OPERATOR:
+                blobs, moved = await self._operation.download(wanted.payload)
+            else:
+                blobs, moved = self._conductor.download(member, wanted.payload)
             for chunk in blobs.chunks(wanted.payload, wanted.offset):
                 moved(len(chunk))
                 yield codec.encode(UploadChunk(chunk))
@@ -196,7 +203,10 @@ class _Service:
             opened = codec.decode_upload_request(await anext(requests))
             if not isinstance(opened, UploadOpen):
                 raise RemoteProtocolError(f"{member.name} must name its payload before sending it")
-            incoming, moved = self._conductor.upload(member, opened)
+            if member.role is Role.OPERATOR:
+                incoming, moved = self._operation.upload(opened.payload)
+            else:
+                incoming, moved = self._conductor.upload(member, opened)
             if incoming is None:
                 yield codec.encode_upload_reply(UploadOffset(opened.payload.length))
                 yield codec.encode_upload_reply(UploadStored())
@@ -213,13 +223,12 @@ class _Service:
                 yield codec.encode_upload_reply(UploadStored())
             finally:
                 incoming.pause()
-                self._conductor.uploaded(member, incoming)
 
     async def operate(self, request: bytes, context: Context) -> bytes:
         """An operator asks something."""
         async with _Refusing(context):
             member = self._admit(context, Role.OPERATOR)
-            reply = await self._conductor.operate(member, codec.decode_operator_request(request))
+            reply = await self._operation.operate(member, codec.decode_operator_request(request))
             return codec.encode_operator_reply(reply)
         raise AssertionError  # the context has been aborted
 
@@ -227,7 +236,7 @@ class _Service:
         """A job's view, now and at each change, until the job is over."""
         async with _Refusing(context):
             self._admit(context, Role.OPERATOR)
-            async for view in self._conductor.watch(codec.decode(ShowJob, request).job):
+            async for view in self._operation.watch(codec.decode(ShowJob, request).job):
                 yield codec.encode(view)
 
 

@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from federation.errors import RemoteProtocolError, StorageError
 
@@ -27,7 +30,7 @@ class BlobRef:
         """Refuses what cannot name a payload."""
         if len(self.digest) != _DIGEST:
             raise RemoteProtocolError(f"a payload's digest must have 32 bytes, not {len(self.digest)}")
-        if self.length < 0:
+        if type(self.length) is not int or not 0 <= self.length < 2**63:
             raise RemoteProtocolError(f"a payload cannot have {self.length} bytes")
 
     @property
@@ -44,7 +47,8 @@ class BlobRef:
 class Incoming:
     """One payload on its way in: appends chunks to a partial file and becomes a blob only when length and digest agree.
 
-    A partial file of an interrupted transfer is continued from its end (`offset`).
+    A partial file of an interrupted transfer is continued from its end (`offset`). At most one transfer at a time
+    writes to it: two would mix their bytes under a name that promises others.
     """
 
     def __init__(self, store: "BlobStore", ref: BlobRef) -> None:
@@ -53,24 +57,33 @@ class Incoming:
         self._partial = store.folder / f"{ref.hex}.part"
         self._hash = hashlib.sha256()
         self.offset = 0
-        if self._partial.exists():
-            with self._partial.open("rb") as file:
-                while chunk := file.read(CHUNK):
-                    self._hash.update(chunk)
-                    self.offset += len(chunk)
-            if self.offset > ref.length:
-                self._partial.unlink()
-                self._hash = hashlib.sha256()
-                self.offset = 0
-        self._file = self._partial.open("ab")
+        with _disk(store.folder):
+            self._file = self._partial.open("a+b")
+            try:
+                _lock(self._file, ref)
+                self._reread()
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _reread(self) -> None:
+        """Takes up what an interrupted transfer left; more than the payload has is no part of it."""
+        if os.fstat(self._file.fileno()).st_size > self.ref.length:
+            self._file.truncate(0)
+        self._file.seek(0)
+        while chunk := self._file.read(CHUNK):
+            self._hash.update(chunk)
+            self.offset += len(chunk)
 
     def append(self, chunk: bytes | memoryview) -> None:
         """Adds the next bytes.
 
         Raises:
-            RemoteProtocolError: More bytes came than were declared; the partial file is gone.
-            StorageError: The disk does not take them.
+            RemoteProtocolError: More bytes came than were declared (the partial file is gone), or the transfer has
+                ended.
+            StorageError: The disk does not take them; what it took stays, to be continued.
         """
+        self._check_open()
         if self.offset + len(chunk) > self.ref.length:
             self.discard()
             raise RemoteProtocolError(
@@ -78,9 +91,11 @@ class Incoming:
                 fix="send exactly the declared bytes",
             )
         try:
-            self._file.write(chunk)
-        except OSError as full:
-            raise StorageError(f"cannot write to {self._store.folder}: {full.strerror}", fix="free disk space") from full
+            with _disk(self._store.folder):
+                self._file.write(chunk)
+        except StorageError:
+            self.pause()
+            raise
         self._hash.update(chunk)
         self.offset += len(chunk)
 
@@ -88,9 +103,11 @@ class Incoming:
         """Makes the payload durable under its name and returns its path.
 
         Raises:
-            RemoteProtocolError: Bytes are missing (the partial file stays, to be continued) or the digest differs (it
-                is gone).
+            RemoteProtocolError: Bytes are missing (the partial file stays, to be continued), the digest differs (it is
+                gone), or the transfer has ended.
+            StorageError: The disk does not take them.
         """
+        self._check_open()
         if self.offset != self.ref.length:
             self.pause()
             raise RemoteProtocolError(
@@ -101,19 +118,31 @@ class Incoming:
             raise RemoteProtocolError(
                 f"a payload's bytes are not those its digest {self.ref.hex[:12]} names", fix="send it anew"
             )
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            with _disk(self._store.folder):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self.pause()
         return self._store.adopt(self._partial, self.ref)
 
     def pause(self) -> None:
-        """Closes the partial file so that a later transfer continues it."""
-        self._file.close()
+        """Closes the partial file so that a later transfer continues it; nothing happens if this one has ended."""
+        with suppress(
+            OSError
+        ):  # bytes that the disk does not take now are sent again: the next transfer rereads the file
+            self._file.close()
 
     def discard(self) -> None:
         """Forgets all that came."""
-        self._file.close()
+        self.pause()
         self._partial.unlink(missing_ok=True)
+
+    def _check_open(self) -> None:
+        if self._file.closed:
+            raise RemoteProtocolError(
+                f"the transfer of payload {self.ref.hex[:12]} has ended", fix="continue it in a new transfer"
+            )
 
 
 class BlobStore:
@@ -125,10 +154,8 @@ class BlobStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
+        with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as refused:
-            raise StorageError(f"cannot make the folder {folder}: {refused.strerror}", fix="make it writable") from refused
 
     def path(self, ref: BlobRef) -> Path:
         """Where `ref` lies, or would lie."""
@@ -143,11 +170,17 @@ class BlobStore:
         """Stores `content` durably and returns its name."""
         ref = BlobRef.of(content)
         if not self.has(ref):
-            incoming = Incoming(self, ref)
-            incoming.discard()
-            incoming = Incoming(self, ref)
-            incoming.append(content)
-            incoming.finish()
+            with _disk(self.folder):
+                handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+                try:
+                    with open(handle, "wb") as file:  # noqa: PTH123 - a handle, not a path
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                except BaseException:
+                    Path(name).unlink(missing_ok=True)
+                    raise
+            self.adopt(Path(name), ref)
         return ref
 
     def get(self, ref: BlobRef) -> bytes:
@@ -177,14 +210,20 @@ class BlobStore:
                 yield chunk
 
     def receive(self, ref: BlobRef) -> Incoming:
-        """Starts or continues the transfer of `ref`."""
+        """Starts or continues the transfer of `ref`.
+
+        Raises:
+            RemoteProtocolError: Another transfer of it is under way.
+            StorageError: The folder cannot be written to.
+        """
         return Incoming(self, ref)
 
     def adopt(self, file: Path, ref: BlobRef) -> Path:
         """Moves a complete, synced file in under its name; durable afterwards."""
         target = self.path(ref)
-        file.replace(target)
-        _sync_folder(self.folder)
+        with _disk(self.folder):
+            file.replace(target)
+            _sync_folder(self.folder)
         return target
 
     def drop(self, ref: BlobRef) -> None:
@@ -200,3 +239,27 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Says which folder the disk did not let us use, and why."""
+    try:
+        yield
+    except OSError as refused:
+        raise StorageError(
+            f"cannot write to {folder}: {refused.strerror}", fix="free disk space, or make the folder writable"
+        ) from refused
+
+
+def _lock(file: BinaryIO, ref: BlobRef) -> None:
+    if os.name == "nt":
+        return  # Windows runs sites only, and a site has one connection
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as taken:
+        raise RemoteProtocolError(
+            f"payload {ref.hex[:12]} is being received already", fix="wait until that transfer has ended"
+        ) from taken

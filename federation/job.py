@@ -442,7 +442,7 @@ def _idle(document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     method = split.get("method", "stratified")
     for key, needed in (("column", "column"), ("test_fraction", "stratified"), ("seed", "stratified")):
         if key in split and method in ("column", "stratified") and method != needed:
-            yield ("data", "split", key), f'it means nothing while method is "{method}"; set "{needed}", or remove it'
+            yield ("data", "split", key), f'means nothing while method is "{method}"; set "{needed}", or remove it'
 
 
 def _plugin_refusal(refused: ConfigurationError, text: str) -> JobProblem:
@@ -455,7 +455,7 @@ def _plugin_refusal(refused: ConfigurationError, text: str) -> JobProblem:
 
 
 def _bounded(problems: Sequence[JobProblem], unsaid: int) -> tuple[JobProblem, ...]:
-    """The first problems of the file, those without a line last, and how many more there are, `unsaid` ones included."""
+    """The first problems by line, those without one last, and how many more there are, `unsaid` ones included."""
     ordered = sorted(problems, key=lambda problem: (problem.line == 0, problem.line))
     more = max(0, len(ordered) - _MOST_PROBLEMS) + unsaid
     rest = (JobProblem("", 0, f"and {more} more problem{'s' if more > 1 else ''}"),) if more else ()

@@ -133,7 +133,7 @@ def _find(error: ErrorDetails, root: _Place) -> _Place:
         if "discriminator" in place.schema and part in place.schema["discriminator"]["mapping"]:
             place = place.member(part)
             continue
-        below = place.under(part)
+        below = _tagged(place).under(part)
         if below is None:
             break
         place = below

@@ -1,7 +1,7 @@
 """Errors on the wire: what one side refused, the other raises again as the same error, with the same words."""
 
 from federation import errors
-from federation.errors import ParleyError, RemoteProtocolError, WhoActs
+from federation.errors import ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.messages import Refusal
 
 __all__ = ["DETAIL", "STATEMENT", "raised", "told"]
@@ -16,8 +16,11 @@ _LIMIT = 4000
 
 
 def told(about: str, error: ParleyError) -> Refusal:
-    """The words with which a peer is told that what it sent changed nothing; `about` names it."""
-    return Refusal(about[:_LIMIT], error.problem[:_LIMIT], error.who.value, error.fix[:_LIMIT])
+    """The words with which the coordinator tells a peer that what it sent changed nothing; `about` names it."""
+    who = error.who
+    if isinstance(error, StorageError) and who is WhoActs.YOU:
+        who = WhoActs.COORDINATOR  # the peer cannot free the coordinator's disk
+    return Refusal(about[:_LIMIT], error.problem[:_LIMIT], who.value, error.fix[:_LIMIT])
 
 
 def raised(refusal: Refusal) -> ParleyError:

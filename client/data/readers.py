@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, assert_never
 from federation.errors import DataContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas as pd
 
     from client.data.registry import DataSet
@@ -112,7 +110,7 @@ def _sql(dataset: DataSet) -> pd.DataFrame:
         with engine.connect() as connection:
             try:
                 return pd.read_sql_query(sa.text(dataset.query), connection)
-            except (sa.exc.SQLAlchemyError, ValueError) as failed:
+            except (pd.errors.DatabaseError, sa.exc.SQLAlchemyError, ValueError) as failed:
                 raise DataContractError(
                     f"the database refused the query of data set {dataset.name!r} ({_kind(failed)})",
                     fix="run the query in the database's own client, correct it and register it anew",
@@ -152,5 +150,5 @@ def _not_parquet(dataset: DataSet) -> DataContractError:
 
 def _kind(failed: Exception) -> str:
     """What kind of failure it was, in the driver's word and without its text."""
-    names: Iterator[str] = (type(cause).__name__ for cause in (getattr(failed, "orig", None), failed) if cause)
-    return next(names)
+    inner = failed.__cause__ or failed  # pandas wraps SQLAlchemy's error, which wraps the driver's
+    return type(getattr(inner, "orig", None) or inner).__name__

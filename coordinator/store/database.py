@@ -55,7 +55,7 @@ _SQLITE = {
 
 def url_in(home: Path) -> str:
     """The URL of the embedded store in a coordinator's home folder."""
-    return URL.create("sqlite", database=str(home / "coordinator.db")).render_as_string()
+    return URL.create("sqlite", database=str(home / "parley.db")).render_as_string()
 
 
 def opened(url: str, patience: float) -> Engine:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -102,13 +102,13 @@ class StoreReader:
         """The job with this id, as it stands after its last committed step."""
         with self._transaction() as session:
             row = session.get(tables.Job, job)
-            return None if row is None else _job_record(session, row)
+            return None if row is None else _job_records(session, [row])[0]
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """All jobs, the newest first."""
         with self._transaction() as session:
             order = col(tables.Job.submitted).desc(), col(tables.Job.id).desc()
-            return tuple(_job_record(session, row) for row in session.exec(select(tables.Job).order_by(*order)))
+            return _job_records(session, session.exec(select(tables.Job).order_by(*order)).all())
 
     def steps(self, job: str) -> tuple[StepRecord, ...]:
         """The job's committed steps in their order."""
@@ -117,7 +117,7 @@ class StoreReader:
             of_job = select(tables.Share).where(tables.Share.job == job)
             for row in session.exec(of_job.order_by(col(tables.Share.step), col(tables.Share.position))):
                 shares[row.step].append(Share(row.site, row.outcome, row.cause, row.seconds, row.bytes))
-            metrics = _step_metrics(session, job)
+            metrics = _step_metrics(session, [job])
             finals = {row.step: row for row in session.exec(select(tables.Model).where(tables.Model.job == job))}
             rows = session.exec(select(tables.Step).where(tables.Step.job == job).order_by(col(tables.Step.number)))
             return tuple(
@@ -133,7 +133,7 @@ class StoreReader:
                     model=row.model,
                     strategy_state=row.strategy_state,
                     preparation=row.preparation,
-                    metrics=metrics[row.number],
+                    metrics=metrics[job, row.number],
                     best_round=row.best_round,
                     state=row.state,
                     reason=row.reason,
@@ -201,44 +201,55 @@ class StoreReader:
             return tuple(SitePresence(row.name, row.connected, row.last_seen, row.state, row.trouble) for row in rows)
 
 
-def _job_record(session: Session, row: tables.Job) -> JobRecord:
-    roster = select(col(tables.Seat.statement)).where(tables.Seat.job == row.id).order_by(col(tables.Seat.position))
-    sites = select(tables.JobSite).where(tables.JobSite.job == row.id).order_by(col(tables.JobSite.position))
-    evaluations = select(col(tables.Step.number), col(tables.Step.round)).where(
-        tables.Step.job == row.id, tables.Step.kind == StepKind.EVALUATE
-    )
-    measured = _step_metrics(session, row.id)
-    metrics = {number: measured[step] for step, number in session.exec(evaluations.order_by(col(tables.Step.number)))}
-    return JobRecord(
-        id=row.id,
-        name=row.name,
-        text=row.text,
-        submitted=row.submitted,
-        roster=tuple(session.exec(roster)),
-        initial_model=row.initial_model,
-        state=row.state,
-        reason=row.reason,
-        started=row.started,
-        ended=row.ended,
-        next_step=row.next_step,
-        round=row.round,
-        evaluated_round=row.evaluated_round,
-        best_round=row.best_round,
-        model=row.model,
-        best_model=row.best_model,
-        strategy_state=row.strategy_state,
-        preparation=row.preparation,
-        sites=tuple(JobSite(site.site, site.answer, site.findings) for site in session.exec(sites)),
-        metrics=tuple(sorted(metrics.items(), key=lambda item: item[0])),
+def _job_records(session: Session, rows: Sequence[tables.Job]) -> tuple[JobRecord, ...]:
+    ids = [row.id for row in rows]
+    rosters = defaultdict[str, list[MembershipStatement]](list)
+    seats = select(tables.Seat).where(col(tables.Seat.job).in_(ids))
+    for seat in session.exec(seats.order_by(col(tables.Seat.position))):
+        rosters[seat.job].append(seat.statement)
+    sites = defaultdict[str, list[JobSite]](list)
+    answers = select(tables.JobSite).where(col(tables.JobSite.job).in_(ids))
+    for answer in session.exec(answers.order_by(col(tables.JobSite.position))):
+        sites[answer.job].append(JobSite(answer.site, answer.answer, answer.findings))
+    measured = _step_metrics(session, ids)
+    metrics = defaultdict[str, dict[int, tuple[Metric, ...]]](dict)
+    evaluations = select(col(tables.Step.job), col(tables.Step.number), col(tables.Step.round))
+    evaluations = evaluations.where(col(tables.Step.job).in_(ids), tables.Step.kind == StepKind.EVALUATE)
+    for job, step, number in session.exec(evaluations.order_by(col(tables.Step.number))):
+        metrics[job][number] = measured[job, step]
+    return tuple(
+        JobRecord(
+            id=row.id,
+            name=row.name,
+            text=row.text,
+            submitted=row.submitted,
+            roster=tuple(rosters[row.id]),
+            initial_model=row.initial_model,
+            state=row.state,
+            reason=row.reason,
+            started=row.started,
+            ended=row.ended,
+            next_step=row.next_step,
+            round=row.round,
+            evaluated_round=row.evaluated_round,
+            best_round=row.best_round,
+            model=row.model,
+            best_model=row.best_model,
+            strategy_state=row.strategy_state,
+            preparation=row.preparation,
+            sites=tuple(sites[row.id]),
+            metrics=tuple(sorted(metrics[row.id].items(), key=lambda item: item[0])),
+        )
+        for row in rows
     )
 
 
-def _step_metrics(session: Session, job: str) -> defaultdict[int, tuple[Metric, ...]]:
-    """What each step of the job measured, by step."""
-    rows = select(tables.Metric).where(tables.Metric.job == job)
-    metrics = defaultdict[int, tuple[Metric, ...]](tuple)
-    for row in session.exec(rows.order_by(col(tables.Metric.step), col(tables.Metric.position))):
-        metrics[row.step] += (Metric(row.name, row.value),)
+def _step_metrics(session: Session, jobs: list[str]) -> defaultdict[tuple[str, int], tuple[Metric, ...]]:
+    """What each step of the jobs measured, by job and step."""
+    rows = select(tables.Metric).where(col(tables.Metric.job).in_(jobs)).order_by(col(tables.Metric.position))
+    metrics = defaultdict[tuple[str, int], tuple[Metric, ...]](tuple)
+    for row in session.exec(rows):
+        metrics[row.job, row.step] += (Metric(row.name, row.value),)
     return metrics
 
 
@@ -250,10 +261,8 @@ def _model_record(session: Session, row: tables.Model) -> ModelRecord:
         payload=row.payload,
         round=row.round,
         created=row.created,
-        metrics=_metrics(session.exec(rows.order_by(col(tables.ModelMetric.position)))),
+        metrics=tuple(
+            Metric(each.name, each.value) for each in session.exec(rows.order_by(col(tables.ModelMetric.position)))
+        ),
         card=row.card,
     )
-
-
-def _metrics(rows: Iterable[tables.ModelMetric]) -> tuple[Metric, ...]:
-    return tuple(Metric(row.name, row.value) for row in rows)

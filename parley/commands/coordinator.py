@@ -76,7 +76,8 @@ def serve(
 
 
 async def _serve(member: MemberHome, listen: str, store_url: str, health_port: int) -> None:
-    from coordinator.conduct import Conductor, CoordinatorIdentity
+    from coordinator.coordinator import Coordinator
+    from coordinator.members import CoordinatorIdentity
     from coordinator.service import serve as listening
     from coordinator.store.store import Store
 
@@ -94,9 +95,9 @@ async def _serve(member: MemberHome, listen: str, store_url: str, health_port: i
         own.revocations,
     )
     address = listen or f"0.0.0.0:{own.connection.address.rpartition(':')[2]}"
-    conductor = Conductor(member.folder, Store(store_url), me)
-    server = await listening(conductor, me, address, health_port)
-    conductor.start()
+    coordinator = Coordinator(member.folder, Store(store_url), me)
+    coordinator.start()
+    server = await listening(coordinator, address, health_port)
     log.info(
         "%s serves %s on %s (TLS 1.3, mutual), process %d", own.statement.name, me.consortium, address, os.getpid()
     )
@@ -107,7 +108,7 @@ async def _serve(member: MemberHome, listen: str, store_url: str, health_port: i
     try:
         await ended.wait()
     finally:
-        await conductor.close()
+        await coordinator.close()
         await server.stop(grace=2)
         log.info("ended")
 

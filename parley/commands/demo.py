@@ -278,7 +278,9 @@ def _print(federated: _Score, pooled: _Score, alone: dict[str, _Score], result: 
     console.print(table)
     cpu = result["cpu_seconds"]
     spent = f", {cpu:.0f} CPU seconds" if isinstance(cpu, float) else ""
-    console.print(f"{result['seconds']:.0f} s{spent}; {result['bytes']:,} bytes of updates and models moved, and no record.")
+    console.print(
+        f"{result['seconds']:.0f} s{spent}; {result['bytes']:,} bytes of updates and models moved, and no record."
+    )
 
 
 def _print_next(folder: Path, *, keep: bool) -> None:

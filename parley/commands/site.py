@@ -6,7 +6,6 @@ import logging
 import signal
 import time
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer

@@ -260,7 +260,7 @@ class Consortium:
         if request.name != settings.coordinator:
             raise IdentityError(
                 f"the request is of {request.name}; {settings.name}'s coordinator is called {settings.coordinator}",
-                fix=f"run `parley coordinator init {settings.coordinator}` there",
+                fix=f"run `parley coordinator init --name {settings.coordinator}` there",
                 who=WhoActs.COORDINATOR,
             )
         member = self.home.member(request.name)
@@ -293,7 +293,7 @@ class Consortium:
         if serials <= set(held.serials):
             raise IdentityError(
                 f"there is no member and no open invitation of the name {name}",
-                fix="check how it is spelt",
+                fix="see who is: `parley consortium members`",
                 who=WhoActs.YOU,
             )
         revocations = self.root.sign_revocations(held.version + 1, now, serials | set(held.serials))
@@ -325,7 +325,7 @@ class Consortium:
             raise _name_taken(name, "the coordinator")
         member = self.home.member(name)
         if member is not None and self._active(member, now):
-            raise _name_taken(name, f"a {member.statement.role.value} of {member.statement.organisation}")
+            raise _name_taken(name, f"a member ({member.statement.role.value} of {member.statement.organisation})")
         revoked = self.home.revocations().serials
         for record in self.home.invitations():
             waits = not record.used and now < record.expires and record.serial not in revoked

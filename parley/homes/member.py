@@ -22,7 +22,7 @@ _CREDENTIAL = "parley-credential1:"
 
 _MADE_BY = {
     Role.SITE: "run `parley site join INVITATION` with the string that the consortium's administrator gave you",
-    Role.OPERATOR: "run `parley consortium init`, and `parley consortium admit REQUEST` for the coordinator",
+    Role.OPERATOR: "run `parley operator join INVITATION`, or `parley consortium admit REQUEST` beside the root key",
     Role.COORDINATOR: (
         "run `parley coordinator init`, have its request admitted by `parley consortium admit REQUEST`, "
         "and run `parley coordinator install CREDENTIAL`"

@@ -212,6 +212,14 @@ def test_a_chunk_of_any_size_is_framed_as_protobuf_does(size: int) -> None:
     assert codec.decode_upload_request(codec.encode_upload_request(chunk)) == chunk
 
 
+def test_a_nested_message_without_any_value_is_still_there() -> None:
+    """A part whose every field is at protobuf's default is told from a part that is missing."""
+    field = codec._field("FromSite", "heartbeat", messages.Heartbeat)
+    wire = parley_pb2.FromSite()
+    field.write(wire, messages.Heartbeat())
+    assert field.read(parley_pb2.FromSite.FromString(wire.SerializeToString())) == messages.Heartbeat()
+
+
 def test_fields_of_a_later_release_are_ignored() -> None:
     """A field that this release does not know, in a message or in an envelope, changes nothing."""
     unknown = varint(999 << 3 | 2) + b"\x05later"

@@ -1,4 +1,4 @@
-import datetime
+import datetime as dt
 from decimal import Decimal
 
 import numpy as np
@@ -21,7 +21,7 @@ nan = float("nan")
         (pd.Series([1, None], dtype="Int64"), [1, nan], [0, 0]),
         (pd.Series([Decimal("1.5"), None], dtype=object), [1.5, nan], [0, 0]),
         (pd.Series([[1], pd.NaT, pd.NA, "3"], dtype=object), [nan, nan, nan, 3], [1, 0, 0, 0]),
-        (pd.Series([datetime.date(2020, 1, 1)], dtype=object), [nan], [1]),
+        (pd.Series([dt.date(2020, 1, 1)], dtype=object), [nan], [1]),
         (pd.Series([pd.Timestamp(2020, 1, 1), pd.NaT]), [nan, nan], [1, 0]),
         (pd.Series([1, 2], dtype="category"), [1, 2], [0, 0]),
         (pd.Series([], dtype=object), [], []),
@@ -75,10 +75,11 @@ def findings(cells: list[object], column: NumericColumn | CategoricalColumn, *, 
 
 def test_values_outside_the_public_range_are_counted_and_not_shown() -> None:
     """The finding holds the contract's bounds and a count; a small count is not told."""
-    assert findings([11.25] * 7 + [5.0], number()) == [
-        "data.columns.x: 7 rows lie outside the public range 0 to 10 mm; correct the values or their unit, or ask the "
-        "job's author for a wider range"
-    ]
+    (found,) = findings([11.25] * 7 + [5.0], number())
+    assert found == (
+        "data.columns.x: 7 rows lie outside the public range 0 to 10 mm; "
+        "correct the values or their unit, or ask the job's author for a wider range"
+    )
     assert "fewer than 5 rows lie outside" in findings([11.25, 5.0], number())[0]
 
 

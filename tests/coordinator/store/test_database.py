@@ -54,10 +54,10 @@ def test_only_sqlite_files_and_postgresql_are_stores(url: str, problem: str) -> 
 def test_a_locked_store_is_refused(url: str, tmp_path: Path) -> None:
     """Another program's transaction is waited for, and then told."""
     written(url)
-    other = sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)
+    other = sqlite3.connect(tmp_path / "parley.db", isolation_level=None)
     with Store(url, patience=0.01) as store:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match=r"coordinator.db is locked by another program .*stop the other"):
+        with pytest.raises(StorageError, match=r"parley.db is locked by another program .*stop the other"):
             store.set_presence(())
         other.execute("ROLLBACK")
         store.set_presence(())
@@ -67,9 +67,9 @@ def test_a_locked_store_is_refused(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("open_", [Store, StoreReader])
 def test_a_file_of_another_kind_is_refused(url: str, tmp_path: Path, open_: type[StoreReader]) -> None:
     """The file stays as it is."""
-    file = tmp_path / "coordinator.db"
+    file = tmp_path / "parley.db"
     file.write_text("Dear diary, " * 100)
-    with pytest.raises(StorageError, match=r"coordinator.db is not a SQLite database .*restore it from a backup"):
+    with pytest.raises(StorageError, match=r"parley.db is not a SQLite database .*restore it from a backup"):
         open_(url)
     assert file.read_text() == "Dear diary, " * 100
 
@@ -77,25 +77,25 @@ def test_a_file_of_another_kind_is_refused(url: str, tmp_path: Path, open_: type
 def test_a_damaged_store_is_refused(url: str, tmp_path: Path) -> None:
     """Overwritten pages are found, not read as data."""
     written(url)
-    file = tmp_path / "coordinator.db"
+    file = tmp_path / "parley.db"
     content = file.read_bytes()
     file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
-    with pytest.raises(StorageError, match=r"coordinator.db is damaged .*restore it from a backup"):
+    with pytest.raises(StorageError, match=r"parley.db is damaged .*restore it from a backup"):
         Store(url)
 
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """A database opened read-only is not half migrated."""
-    file = tmp_path / "coordinator.db"
+    file = tmp_path / "parley.db"
     file.touch()
-    with pytest.raises(StorageError, match=r"coordinator.db.* cannot be written .*make the file and its folder"):
+    with pytest.raises(StorageError, match=r"parley.db.* cannot be written .*make the file and its folder"):
         Store(f"sqlite:///file:{file}?mode=ro&uri=true")
     assert file.read_bytes() == b""
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     """The store makes its file, not the folders above it."""
-    with pytest.raises(StorageError, match=r"nowhere/coordinator.db cannot be opened .*make its folder"):
+    with pytest.raises(StorageError, match=r"nowhere/parley.db cannot be opened .*make its folder"):
         Store(url_in(tmp_path / "nowhere"))
 
 
@@ -116,7 +116,7 @@ def test_a_store_of_a_newer_release_is_refused_by_name(url: str) -> None:
 
 def test_a_database_of_another_program_is_refused(url: str, tmp_path: Path) -> None:
     """A table that bears one of the store's names and was not made by it stops the migration before it begins."""
-    other = sqlite3.connect(tmp_path / "coordinator.db")
+    other = sqlite3.connect(tmp_path / "parley.db")
     other.execute("CREATE TABLE job (title TEXT)")
     with pytest.raises(StorageError, match=r"has a table 'job' that Parley did not make.*a database of its own"):
         Store(url)
@@ -139,23 +139,23 @@ def test_an_unreachable_server_is_told_without_its_password() -> None:
 
 def test_a_reader_makes_no_store(url: str, tmp_path: Path) -> None:
     """A missing store is refused by name, and stays missing."""
-    with pytest.raises(StorageError, match=r"there is no store at .*/coordinator.db.*start the coordinator"):
+    with pytest.raises(StorageError, match=r"there is no store at .*/parley.db.*start the coordinator"):
         StoreReader(url)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_migrates_nothing(url: str, tmp_path: Path) -> None:
     """A store whose schema is older than the release is refused until a coordinator has brought it up."""
-    (tmp_path / "coordinator.db").touch()
+    (tmp_path / "parley.db").touch()
     with pytest.raises(StorageError, match=r"no schema of Parley's; this release reads .*start the coordinator"):
         StoreReader(url)
-    assert (tmp_path / "coordinator.db").read_bytes() == b""
+    assert (tmp_path / "parley.db").read_bytes() == b""
 
 
 def test_a_reader_sees_what_is_committed_and_nothing_else(url: str, tmp_path: Path) -> None:
     """A reader neither waits for an open transaction nor sees what is in it."""
     written(url)
-    writer = sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)
+    writer = sqlite3.connect(tmp_path / "parley.db", isolation_level=None)
     with StoreReader(url, patience=0.01) as reader:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("UPDATE presence SET state = 'training'")
@@ -177,6 +177,6 @@ def test_a_url_may_hold_any_path(tmp_path: Path) -> None:
     home = tmp_path / "a home? 100%25 #1"
     home.mkdir()
     written(url_in(home))
-    assert (home / "coordinator.db").is_file()
+    assert (home / "parley.db").is_file()
     with StoreReader(url_in(home)) as reader:
         assert len(reader.presence()) == 1

@@ -22,7 +22,7 @@ def test_migrations_and_tables_agree(store: Store) -> None:
 
 def test_an_empty_file_becomes_a_store(url: str, tmp_path: Path) -> None:
     """An empty file is an empty database, and is migrated like a new one."""
-    (tmp_path / "coordinator.db").touch()
+    (tmp_path / "parley.db").touch()
     with Store(url) as store:
         assert store.jobs() == ()
 

@@ -1,0 +1,45 @@
+"""The coordinator without its sockets: its rooms, put together, and who is told of what."""
+
+import asyncio
+from pathlib import Path
+
+from coordinator.attendance import Attendance
+from coordinator.conduct import Conductor
+from coordinator.members import CoordinatorIdentity, Members
+from coordinator.operation import Operation
+from coordinator.store.store import Store
+from coordinator.worker import Worker
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """The coordinator.
+
+    Args:
+        folder: Where payloads lie.
+        store: The durable memory; from now on used in one thread of the coordinator's.
+        me: The coordinator's identity.
+    """
+
+    def __init__(self, folder: Path, store: Store, me: CoordinatorIdentity) -> None:
+        self._worker = Worker("store")
+        self.members = Members(me, store, self._worker)
+        self.attendance = Attendance(self.members, store, self._worker)
+        self.conductor = Conductor(folder, store, self._worker, self.attendance.send, self.attendance.present)
+        self.operation = Operation(folder, store, self._worker, self.members, self.attendance, self.conductor)
+        self._pulse: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Takes up the jobs that are not over. Call inside the running loop, before listening."""
+        self.conductor.start()
+        self._pulse = asyncio.create_task(self.attendance.pulse(self.conductor))
+
+    async def close(self) -> None:
+        """Ends all streams and returns when what was being stored is stored."""
+        self.attendance.close()
+        await asyncio.sleep(0)
+        if self._pulse is not None:
+            self._pulse.cancel()
+        await self.conductor.close()
+        self._worker.close()
