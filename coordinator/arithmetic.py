@@ -18,7 +18,7 @@ from federation.messages import Metric, StepKind
 from federation.vector import Layout, from_safetensors, to_safetensors
 from privacy.secure_aggregation import interface
 from strategies import strategy
-from tasks.task import Task
+from tasks.task import Task  # noqa: TC001 - read by people first; costs nothing, it is torch-free
 
 __all__ = ["Arithmetic"]
 

@@ -157,8 +157,6 @@ class Attendance:
             match message:
                 case Heartbeat():
                     return
-                case Hello():
-                    raise RemoteProtocolError("hello is said once", who=WhoActs.SITE)
                 case _:
                     listener.heard(peer.name, message)
         except RemoteProtocolError as refused:

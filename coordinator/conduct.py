@@ -32,7 +32,7 @@ from coordinator.run import (
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
-from federation.errors import LocalProtocolError, RemoteProtocolError, WhoActs
+from federation.errors import RemoteProtocolError, WhoActs
 from federation.job import parse
 from federation.messages import (
     FromCoordinator,
@@ -169,7 +169,7 @@ class Conductor:
             RemoteProtocolError: It cannot be; nothing changed.
         """
         if isinstance(message, Hello | Heartbeat):
-            raise LocalProtocolError("hello and heartbeat are not about a job")
+            raise RemoteProtocolError(f"site {site} says {type(message).__name__} where it should speak of a job")
         conducted = self.job(message.job)
         self._perform(conducted, conducted.run.hear(site, message, time.time()))
 

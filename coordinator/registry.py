@@ -54,7 +54,7 @@ def card(record: JobRecord, job: Job, step: StepRecord, blobs: BlobStore) -> str
         "privacy": {
             "secure_aggregation": job.privacy.secure_aggregation,
             "statement": (
-                "No record left its site. Aggregation was plain: the coordinator saw each site's update and its weight. "
+                "No record left its site. Aggregation was plain: the coordinator saw each site's update and weight. "
                 "No differential privacy was applied: the model itself may reveal something about training records."
             ),
         },

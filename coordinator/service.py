@@ -241,7 +241,7 @@ class _Service:
 
 
 class _Refusing:
-    """Turns an error of the tree into the call's status, with the error itself beside it for the peer to raise again."""
+    """Turns an error of the tree into the call's status, and sends it along for the peer to raise again."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

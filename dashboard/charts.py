@@ -86,8 +86,8 @@ def _figure(axis: str) -> go.Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         hovermode="x unified",
-        legend={"orientation": "h", "y": -0.25, "x": 0},
+        legend={"orientation": "h", "y": -0.25, "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(title=axis, dtick=None, tickformat="d", showgrid=False, automargin=True)
+    figure.update_xaxes(title=axis, tickformat="d", showgrid=False, automargin=True)
     figure.update_yaxes(automargin=True, gridcolor="rgba(128,128,128,0.25)", zeroline=False)
     return figure

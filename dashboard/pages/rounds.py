@@ -1,6 +1,7 @@
 """The rounds of one job: how far it is, how good the model is, and which site holds it back, and why."""
 
 import time
+from typing import Literal
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +12,7 @@ from federation.messages import JobState
 
 REFRESH_SECONDS = 2.0
 
-COLOURS = {
+COLOURS: dict[JobState, Literal["orange", "blue", "green", "red", "gray"]] = {
     JobState.WAITING: "orange",
     JobState.RUNNING: "blue",
     JobState.FINISHED: "green",
@@ -63,15 +64,15 @@ def headlines(page: queries.JobPage) -> None:
     """The job in one row of numbers."""
     with st.container(horizontal=True):
         of = f" of {page.maximum}" if page.maximum else ""
-        st.metric("Round", f"{page.round}{of}", border=True)
+        st.metric("Round", f"{page.round}{of}", border=True, height="stretch")
         for each in page.headlines:
             delta = None if each.change is None else words.change(each.change)
-            colour = "inverse" if each.lower_is_better else "normal"
+            colour: Literal["inverse", "normal"] = "inverse" if each.lower_is_better else "normal"
             label = words.plain(label_of(each.name))
-            st.metric(label, words.number(each.value), delta, delta_color=colour, border=True)
-        st.metric("Sites attending", f"{page.attending} of {len(page.sites)}", border=True)
-        st.metric("Time", words.span(page.seconds), border=True)
-        st.metric("Data moved", words.bytes_(page.bytes), border=True)
+            st.metric(label, words.number(each.value), delta, delta_color=colour, border=True, height="stretch")
+        st.metric("Sites attending", f"{page.attending} of {len(page.sites)}", border=True, height="stretch")
+        st.metric("Time", words.span(page.seconds), border=True, height="stretch")
+        st.metric("Data moved", words.bytes_(page.bytes), border=True, height="stretch")
 
 
 def label_of(metric: str) -> str:
@@ -102,9 +103,9 @@ def sites(page: queries.JobPage) -> None:
             "Organisation": [words.plain(site.organisation) for site in page.sites],
             "Attending": [":green[● yes]" if site.attending else ":red[○ no]" for site in page.sites],
             "Last seen": ["never" if site.last_seen is None else words.ago(site.last_seen) for site in page.sites],
-            "Doing": [words.plain(site.doing) or "-" for site in page.sites],
-            "Work": [words.span(site.seconds) for site in page.sites],
-            "Data": [words.bytes_(site.bytes) for site in page.sites],
+            "Doing": [words.plain(site.doing or "-") for site in page.sites],
+            "Working time": [words.span(site.seconds) for site in page.sites],
+            "Data moved": [words.bytes_(site.bytes) for site in page.sites],
             "What holds it back": [trouble(site) for site in page.sites],
         }
     )

@@ -34,9 +34,7 @@ def init(
     member = home(home_).coordinator
     request = member.request(name, organisation or name, metadata.version("parley-fl"))
     prints = identity.fingerprints(coordinator_request(request))
-    errors.print(
-        f"Fingerprints to read out to the administrator:\n  TLS key       {prints.tls}\n  protocol key  {prints.protocol}"
-    )
+    errors.print(f"To read out to the administrator:\n  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
     errors.print("The administrator runs:  parley consortium admit REQUEST")
     print(request)
 

@@ -85,21 +85,19 @@ def fetch(operator: MemberHome, model: str, folder: Path) -> ModelView:
         raise ConfigurationError(f"{folder} is there already", fix="name another folder with --to", who=WhoActs.YOU)
     view = _shown(operator, model)
 
-    async def brought() -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            blobs = BlobStore(Path(scratch))
-            async with Connection.opened(line(operator.load())) as connection:
-                await connection.download(view.payload, blobs)
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                shutil.move(blobs.path(view.payload), folder / "model.safetensors")
-                (folder / "card.json").write_text(view.card)
-            except OSError as refused:
-                raise StorageError(
-                    f"cannot write {folder}: {refused.strerror}", fix="name another with --to"
-                ) from refused
+    async def brought(blobs: BlobStore) -> None:
+        async with Connection.opened(line(operator.load())) as connection:
+            await connection.download(view.payload, blobs)
 
-    run(brought())
+    with tempfile.TemporaryDirectory() as scratch:
+        blobs = BlobStore(Path(scratch))
+        run(brought(blobs))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.move(blobs.path(view.payload), folder / "model.safetensors")
+            (folder / "card.json").write_text(view.card)
+        except OSError as refused:
+            raise StorageError(f"cannot write {folder}: {refused.strerror}", fix="name another with --to") from refused
     return view
 
 

@@ -201,7 +201,7 @@ class _PolicyReader:
             self._told = ""
         except ConfigurationError as broken:
             if str(broken) != self._told:
-                log.error("the policy cannot be read, the last good one stays in force: %s", broken)
+                log.warning("the policy cannot be read, the last good one stays in force: %s", broken)
             self._told = str(broken)
         return self._last
 
@@ -217,9 +217,7 @@ def add_dataset(
     found = DataSet.of(name, location, query)
     with errors.status(f"Reading {found.shown} ..."):
         rows = DataSets(home(home_).site.folder).add(found)
-    console.print(
-        f"[bold]{name}[/]: {rows} rows at {found.shown}. They stay there; jobs that this site accepts may train on them."
-    )
+    console.print(f"[bold]{name}[/]: {rows} rows at {found.shown}. They stay there.")
 
 
 @dataset.command("list")

@@ -695,7 +695,7 @@ def test_a_step_that_cannot_be_made_fails_the_job_at_once(stage: Callable[..., S
 def test_an_illegal_message_is_refused_and_the_job_goes_on(
     stage: Callable[..., Stage], site: str, message: Answer, words: str
 ) -> None:
-    """Each is refused in words that name the site, changes nothing, and the step is completed by the others' answers."""
+    """Each is refused in words that name the site and changes nothing; the others complete the step."""
     here = stage()
     here.attend(*SITES)
     here.contribute("berlin")
@@ -997,7 +997,7 @@ def test_stalled_means_that_the_last_rounds_brought_no_gain(
 
 def test_rounds_without_the_metric_stall_nothing() -> None:
     """A metric that is never measured ends no job early."""
-    assert not stalled({number: () for number in range(1, 9)}, "auc", 2, 0.0)
+    assert not stalled(dict.fromkeys(range(1, 9), ()), "auc", 2, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ restarts and disorder

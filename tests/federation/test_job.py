@@ -250,8 +250,8 @@ def test_windows_line_endings_are_fine() -> None:
             '["none", "typical"]',
             '["none", 1]',
             (
-                "heart.toml:21: data.columns[1].categories: expected a list of 2 to 10000 items, each a text of 1 to 200 "
-                'characters, or a list of 2 to 10000 items, each a whole number, found ["none", 1]'
+                "heart.toml:21: data.columns[1].categories: expected a list of 2 to 10000 items, each a text of 1 "
+                'to 200 characters, or a list of 2 to 10000 items, each a whole number, found ["none", 1]'
             ),
         ),
         (

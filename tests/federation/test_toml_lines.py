@@ -106,7 +106,7 @@ SCALARS = st.sampled_from(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=3).map(lambda items: f"[ # c ]\n{' ,\n'.join(items)}\n]")
+        st.lists(inner, max_size=3).map(lambda items: "[ # c ]\n" + " ,\n".join(items) + "\n]")
         | st.dictionaries(st.sampled_from(["x", "'y'", "z.w"]), inner, max_size=2).map(
             lambda table: "{" + ", ".join(f"{key} = {value}" for key, value in table.items()) + "}"
         )

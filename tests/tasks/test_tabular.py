@@ -53,7 +53,7 @@ def test_the_file_loads_neither_torch_nor_pandas() -> None:
         ),
         (
             {"task": 'target = "binary"\nstandardise = "ranges"'},
-            "which only the statistics step knows; task.standardise is 'ranges'; set task.standardise = \"federated\", or",
+            "which only the statistics step knows; task.standardise is 'ranges'; set task.standardise =",
         ),
         (
             {"data": 'label = "sick"\n[data.split]\nmethod = "column"\ncolumn = "age"'},
