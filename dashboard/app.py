@@ -4,6 +4,7 @@ import streamlit as st
 
 __all__: list[str] = []
 
-st.set_page_config(page_title="Parley", layout="wide")  # no icon: Streamlit would fetch it from the internet
+st.set_page_config(page_title="Parley", layout="wide")
 st.html("<style>[data-testid='stMainBlockContainer'] { padding-top: 2.5rem; padding-bottom: 3rem; }</style>")
-st.navigation([st.Page("pages/rounds.py", title="Rounds", icon=":material/monitoring:", default=True)]).run()
+# Neither the app nor a page has an icon: Streamlit would fetch it from the internet.
+st.navigation([st.Page("pages/rounds.py", title="Rounds", default=True)]).run()

@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # in the default mode help loses what stands in brackets, such as [default: ...]
     help="Hospitals and banks train one model together; every record stays where it is.",
 )
 app.add_typer(consortium.app, name="consortium")

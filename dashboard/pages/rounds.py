@@ -89,9 +89,9 @@ def held(page: queries.JobPage) -> None:
             icon=":material/cloud_off:",
         )
     elif page.held_by:
-        causes = "; ".join(f"**{words.plain(site.name)}** {words.plain(site.trouble)}" for site in page.held_by)
-        what = "The job waits to begin" if page.state is JobState.WAITING else f"Round {page.round + 1} is held back"
-        st.warning(f"{what}: {causes}", icon=":material/hourglass_top:")
+        causes = "; ".join(f"**{words.plain(site.name)}**: {words.plain(site.trouble)}" for site in page.held_by)
+        what = "The start" if page.state is JobState.WAITING else f"Round {page.round + 1}"
+        st.warning(f"{what} is held back by {causes}", icon=":material/hourglass_top:")
 
 
 def sites(page: queries.JobPage) -> None:

@@ -279,6 +279,19 @@ def test_an_expired_membership_is_not_renewed_by_its_old_invitation(consortium: 
         consortium.approve(request, now=NOW + 11 * DAY)
 
 
+def test_an_old_invitation_does_not_take_a_name_back(consortium: Consortium) -> None:
+    """Its member is gone and the name has gone to another: the first invitation, still in time, is worth nothing."""
+    first = consortium.invite("cleveland", "clinic", Role.SITE, now=NOW, hours=100)
+    request = _request(first, MemberKeys.generate())
+    consortium.approve(request, now=NOW, days=1)
+    second = consortium.approve(
+        _request(_invite(consortium, now=NOW + 2 * DAY), MemberKeys.generate()), now=NOW + 2 * DAY
+    )
+    with pytest.raises(IdentityError, match=r"the name cleveland is taken by a member \(site of cleveland-clinic\)"):
+        consortium.approve(request, now=NOW + 2 * DAY)
+    assert consortium.home.member("cleveland") == second
+
+
 def test_a_request_of_another_than_was_invited_is_not_approved(consortium: Consortium) -> None:
     """The name in the request is the one in the record of the invitation."""
     invited = _invite(consortium).invited

@@ -4,7 +4,8 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from time import time
 
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")  # with ECDSA leaves: TLS 1.3 only
@@ -12,9 +13,10 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")  
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,6 +157,27 @@ def test_packing_is_injective(one: list[bytes], two: list[bytes]) -> None:
     """Equal bytes mean equal fields, and the fields come back."""
     assert (identity.pack(*one) == identity.pack(*two)) == (one == two)
     assert list(identity.unpack(identity.pack(*one), len(one))) == one
+
+
+@pytest.mark.parametrize(
+    "content", [b"\0", identity.pack(b"a"), identity.pack(b"a", b"b", b""), identity.pack(b"a", b"b")[:-1]]
+)
+def test_what_was_not_packed_does_not_unpack(content: bytes) -> None:
+    """Neither fewer fields nor more than were asked for, nor a field without its end."""
+    with pytest.raises(ValueError, match=r"a field is cut short|bytes follow the last field"):
+        identity.unpack(content, 2)
+
+
+def test_a_content_has_one_armour() -> None:
+    """The unused bits of the last letter are not free: no second string reads the same."""
+    text = identity.armour("x:", b"a")
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    accepted: list[str] = []
+    for letter in letters:
+        with suppress(IdentityError):
+            identity.unarmour("x:", text[:-1] + letter, "a string", "")
+            accepted.append(text[:-1] + letter)
+    assert accepted == [identity.armour("x:", b"a")]
 
 
 def test_what_one_key_signs_for_one_end_is_good_for_no_other() -> None:
@@ -364,6 +387,15 @@ def test_an_invitation_with_a_members_certificate_is_refused() -> None:
     fields = _fields(_invite())
     fields[3] = KEYS.tls.private_numbers().private_value.to_bytes(32, "big")
     fields[4] = x509.load_pem_x509_certificate(CERTIFICATE).public_bytes(Encoding.DER)
+    signature = ROOT.key.sign(_signed(identity.pack(*fields)))
+    with pytest.raises(IdentityError, match="altered"):
+        Invitation.parse(_armoured(*fields, signature=signature), NOW)
+
+
+def test_an_invitation_with_another_key_than_its_certificates_is_refused() -> None:
+    """It could not be used; the root never makes one."""
+    fields = _fields(_invite())
+    fields[3] = KEYS.tls.private_numbers().private_value.to_bytes(32, "big")
     signature = ROOT.key.sign(_signed(identity.pack(*fields)))
     with pytest.raises(IdentityError, match="altered"):
         Invitation.parse(_armoured(*fields, signature=signature), NOW)
@@ -632,6 +664,37 @@ def test_what_is_no_root_certificate_is_refused(content: bytes) -> None:
     """A member's certificate is none."""
     with pytest.raises(IdentityError, match="not a consortium's root certificate"):
         RootCertificate.parse(content)
+
+
+def _self_made(
+    key: EllipticCurvePrivateKey | Ed25519PrivateKey, *, authority: bool, issuer: Ed25519PrivateKey
+) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "heart-study")])
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), 7, datetime.fromtimestamp(NOW, UTC), datetime.fromtimestamp(NOW + DAY, UTC)
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+    return builder.sign(issuer, None).public_bytes(Encoding.DER)
+
+
+def test_a_root_certificate_must_be_an_authority_that_signed_itself() -> None:
+    """A certificate with the right name and key type is not enough."""
+    key = OTHER.key
+    assert RootCertificate.parse(_self_made(key, authority=True, issuer=key)).consortium == "heart-study"
+    for wrong in (_self_made(key, authority=False, issuer=key), _self_made(key, authority=True, issuer=ROOT.key)):
+        with pytest.raises(IdentityError, match="not a consortium's root certificate"):
+            RootCertificate.parse(wrong)
+
+
+def test_an_authoritys_certificate_is_no_peers() -> None:
+    """Whatever its key, a certificate that may sign others is not a member's."""
+    for authority in (True, False):
+        certificate = _self_made(KEYS.tls, authority=authority, issuer=ROOT.key)
+        if authority:
+            with pytest.raises(IdentityError, match="the certificate is not a member's"):
+                identity.peer_of(certificate)
+        else:
+            assert identity.peer_of(certificate) == Member(f"{7:032x}", KEYS.tls_key)
 
 
 def test_keys_survive_their_files() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from client.data.registry import DataSet, DataSets
-from client.training.protocol import Evaluate, Subject, Train
+from client.training.protocol import CheckData, Evaluate, Subject, Train
 from federation import job as job_file
 from federation.vector import F32, to_safetensors
 from tasks import tabular
@@ -26,6 +26,11 @@ class Site:
     def subject(self) -> Subject:
         """The job on the registered table."""
         return Subject(self.text, "patients", str(self.folder))
+
+    @property
+    def quick(self) -> CheckData:
+        """A request that is answered without reading data: of a data set that nobody registered."""
+        return CheckData(Subject(self.text, "lungs", str(self.folder)))
 
     @property
     def output(self) -> Path:

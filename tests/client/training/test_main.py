@@ -1,8 +1,14 @@
+from __future__ import annotations
+
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from client.training import protocol
 from client.training.protocol import CheckData, Done, Failed, Warm
+
+if TYPE_CHECKING:
+    from tests.client.training.conftest import Site
 
 
 def converse(*lines: bytes, before: str = "") -> tuple[list[protocol.Answer], str]:
@@ -12,7 +18,7 @@ def converse(*lines: bytes, before: str = "") -> tuple[list[protocol.Answer], st
     return [protocol.decode_answer(line) for line in run.stdout.splitlines()], run.stderr.decode()
 
 
-def test_each_line_is_answered_and_the_end_of_the_input_ends_the_process(site) -> None:
+def test_each_line_is_answered_and_the_end_of_the_input_ends_the_process(site: Site) -> None:
     """A line that is no request is answered too; the next one is served."""
     answers, _ = converse(
         protocol.encode(CheckData(site.subject)), b"nonsense\n", protocol.encode(CheckData(site.subject))
@@ -21,7 +27,7 @@ def test_each_line_is_answered_and_the_end_of_the_input_ends_the_process(site) -
     assert "a line that is no request" in str(answers[1])
 
 
-def test_stray_prints_go_to_standard_error(site) -> None:
+def test_stray_prints_go_to_standard_error(site: Site) -> None:
     """Nothing but protocol lines is on standard output, whether Python or a library in C prints."""
     noise = """
 import os
@@ -39,7 +45,7 @@ readers.read = loud
     assert "loud library" in errors
 
 
-def test_torch_is_loaded_by_the_first_request_that_needs_it(site) -> None:
+def test_torch_is_loaded_by_the_first_request_that_needs_it(site: Site) -> None:
     """Checking data does not wait for torch; warming loads it."""
     tell = "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
     assert converse(protocol.encode(CheckData(site.subject)), before=tell)[1].split()[-1] == "False"

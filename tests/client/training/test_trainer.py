@@ -1,17 +1,24 @@
+from __future__ import annotations
+
 import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from client.training.protocol import CheckData, ComputeStatistics, Done, Failed, Subject
+from client.training.protocol import CheckData, ComputeStatistics, Done, Failed
 from client.training.trainer import Trainer
 from federation.errors import LocalProtocolError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from tests.client.training.conftest import Site
 
 
 def play(home: Path, story: Callable[[Trainer], Awaitable[None]]) -> None:
@@ -34,7 +41,7 @@ def child(trainer: Trainer) -> int:
 
 
 @pytest.fixture
-def stuck(site) -> CheckData:
+def stuck(site: Site) -> CheckData:
     """A request that never ends: its data come through a pipe into which nobody writes."""
     pipe = site.folder / "pipe.csv"
     os.mkfifo(pipe)
@@ -45,7 +52,7 @@ def stuck(site) -> CheckData:
 
 async def started(trainer: Trainer) -> None:
     """Returns when the child runs."""
-    while trainer._process is None:
+    while trainer._process is None:  # noqa: ASYNC110 - each turn of the loop brings the start on; nothing waits
         await asyncio.sleep(0)
 
 
@@ -56,7 +63,7 @@ def test_the_agents_end_loads_neither_torch_nor_pandas() -> None:
     assert run.stdout.strip() == "[]"
 
 
-def test_one_child_answers_every_request(site) -> None:
+def test_one_child_answers_every_request(site: Site) -> None:
     """Statistics, training and evaluation in a real child, which keeps what it has read."""
     flat = site.write_model()
 
@@ -74,13 +81,13 @@ def test_one_child_answers_every_request(site) -> None:
     play(site.folder, story)
 
 
-def test_requests_wait_for_one_another(site) -> None:
+def test_requests_wait_for_one_another(site: Site) -> None:
     """Two at once are answered each with its own answer."""
 
     async def story(trainer: Trainer) -> None:
         good, bad = await asyncio.gather(
             trainer.ask(CheckData(site.subject)),
-            trainer.ask(CheckData(Subject(site.text, "lungs", str(site.folder)))),
+            trainer.ask(site.quick),
         )
         assert isinstance(good, Done)
         assert isinstance(bad, Failed)
@@ -88,16 +95,16 @@ def test_requests_wait_for_one_another(site) -> None:
     play(site.folder, story)
 
 
-def test_a_dead_child_is_replaced(site) -> None:
+def test_a_dead_child_is_replaced(site: Site) -> None:
     """A child that died between requests costs nothing but its start."""
 
     async def story(trainer: Trainer) -> None:
-        await trainer.ask(CheckData(site.subject))
+        answer = await trainer.ask(site.quick)
         first = child(trainer)
         assert trainer._process is not None
         os.kill(first, signal.SIGTERM)
         await trainer._process.wait()
-        assert isinstance(await trainer.ask(CheckData(site.subject)), Done)
+        assert await trainer.ask(site.quick) == answer
         assert child(trainer) != first
 
     play(site.folder, story)
@@ -111,7 +118,7 @@ def test_a_dead_child_is_replaced(site) -> None:
     ],
 )
 def test_a_child_that_dies_at_work_is_told_with_the_likely_cause(
-    site, stuck: CheckData, number: signal.Signals, cause: str, told: str
+    site: Site, stuck: CheckData, number: signal.Signals, cause: str, told: str
 ) -> None:
     """The system's kill points to memory; the next request finds a new child."""
 
@@ -127,7 +134,7 @@ def test_a_child_that_dies_at_work_is_told_with_the_likely_cause(
     play(site.folder, story)
 
 
-def test_cancelling_the_work_answers_the_request(site, stuck: CheckData) -> None:
+def test_cancelling_the_work_answers_the_request(site: Site, stuck: CheckData) -> None:
     """The waiting request is answered `cancelled`, and the next one is served."""
 
     async def story(trainer: Trainer) -> None:
@@ -136,14 +143,14 @@ def test_cancelling_the_work_answers_the_request(site, stuck: CheckData) -> None
         await trainer.cancel()
         assert await asking == Failed("cancelled", "the work was cancelled")
         await trainer.cancel()
-        answer = await trainer.ask(CheckData(Subject(site.text, "lungs", str(site.folder))))
+        answer = await trainer.ask(site.quick)
         assert isinstance(answer, Failed)
         assert answer.cause == "data"
 
     play(site.folder, story)
 
 
-def test_cancelling_while_the_child_starts_is_not_forgotten(site, stuck: CheckData) -> None:
+def test_cancelling_while_the_child_starts_is_not_forgotten(site: Site, stuck: CheckData) -> None:
     """A cancel that comes before there is a child to end still answers the request."""
 
     async def story(trainer: Trainer) -> None:
@@ -155,7 +162,7 @@ def test_cancelling_while_the_child_starts_is_not_forgotten(site, stuck: CheckDa
     play(site.folder, story)
 
 
-def test_an_abandoned_request_never_answers_the_next_one(site, stuck: CheckData) -> None:
+def test_an_abandoned_request_never_answers_the_next_one(site: Site, stuck: CheckData) -> None:
     """Cancelling the awaiting task ends the child with its unread answer."""
 
     async def story(trainer: Trainer) -> None:
@@ -164,14 +171,14 @@ def test_an_abandoned_request_never_answers_the_next_one(site, stuck: CheckData)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        answer = await trainer.ask(CheckData(Subject(site.text, "lungs", str(site.folder))))
+        answer = await trainer.ask(site.quick)
         assert isinstance(answer, Failed)
         assert "lungs" in answer.message
 
     play(site.folder, story)
 
 
-def test_a_child_that_speaks_another_language_is_ended(site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_speaks_another_language_is_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is no answer is this program's own fault and is not taken for one."""
     fake = site.folder / "python"
     fake.write_text("#!/bin/sh\nread line\necho hello\nread line\n")
@@ -187,7 +194,7 @@ def test_a_child_that_speaks_another_language_is_ended(site, monkeypatch: pytest
     play(site.folder, story)
 
 
-def test_a_trainer_that_cannot_start_is_told(site) -> None:
+def test_a_trainer_that_cannot_start_is_told(site: Site) -> None:
     """A home in which nothing can be written names itself."""
     (site.folder / "home").write_text("a file")
 
@@ -198,13 +205,13 @@ def test_a_trainer_that_cannot_start_is_told(site) -> None:
     play(site.folder / "home", story)
 
 
-def test_a_closed_trainer_starts_anew(site) -> None:
+def test_a_closed_trainer_starts_anew(site: Site) -> None:
     """Closing ends the child; asking again is allowed."""
 
     async def story(trainer: Trainer) -> None:
-        await trainer.ask(CheckData(site.subject))
+        answer = await trainer.ask(site.quick)
         await trainer.close()
         assert trainer._process is None
-        assert isinstance(await trainer.ask(CheckData(site.subject)), Done)
+        assert await trainer.ask(site.quick) == answer
 
     play(site.folder, story)

@@ -1,5 +1,8 @@
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +14,9 @@ from client.training.protocol import Answer, CheckData, ComputeStatistics, Done,
 from client.training.worker import Worker
 from federation.vector import Layout, TensorSpec, to_safetensors
 from tasks import tabular
+
+if TYPE_CHECKING:
+    from tests.client.training.conftest import Site
 
 
 def done(answer: Answer) -> Done:
@@ -30,7 +36,7 @@ def test_warming_loads_torch() -> None:
     assert done(Worker().answer(Warm())).report.reason.startswith("torch 2.")
 
 
-def test_good_data_have_no_findings_and_bad_data_tell_theirs(site) -> None:
+def test_good_data_have_no_findings_and_bad_data_tell_theirs(site: Site) -> None:
     """The findings come back as values; nothing is refused by the worker itself."""
     worker = Worker()
     assert done(worker.answer(CheckData(site.subject))).findings == ()
@@ -39,7 +45,7 @@ def test_good_data_have_no_findings_and_bad_data_tell_theirs(site) -> None:
     assert finding.problem == "the data has no column 'age'"
 
 
-def test_statistics_are_those_of_the_training_rows(site) -> None:
+def test_statistics_are_those_of_the_training_rows(site: Site) -> None:
     """Little-endian float64 at the output path; the weight is the number of rows."""
     answer = done(Worker().answer(ComputeStatistics(site.subject, str(site.output))))
     task = tabular.make(site.job)
@@ -48,7 +54,7 @@ def test_statistics_are_those_of_the_training_rows(site) -> None:
     assert (answer.length, answer.weight) == (6, len(training))
 
 
-def test_training_writes_the_update_of_the_local_model(site) -> None:
+def test_training_writes_the_update_of_the_local_model(site: Site) -> None:
     """Local minus global, little-endian float32; equal requests give equal bytes; another round, another order."""
     flat = site.write_model()
     worker = Worker()
@@ -67,7 +73,7 @@ def test_training_writes_the_update_of_the_local_model(site) -> None:
     assert site.output.read_bytes() != first
 
 
-def test_the_update_does_not_depend_on_what_was_asked_before(site) -> None:
+def test_the_update_does_not_depend_on_what_was_asked_before(site: Site) -> None:
     """Cached weights of an earlier request never leak into the next."""
     site.write_model()
     worker = Worker()
@@ -79,7 +85,7 @@ def test_the_update_does_not_depend_on_what_was_asked_before(site) -> None:
     assert site.output.read_bytes() == first
 
 
-def test_the_proximal_term_reaches_the_loop(site) -> None:
+def test_the_proximal_term_reaches_the_loop(site: Site) -> None:
     """A strategy's mu shortens the update."""
     site.write_model()
     worker = Worker()
@@ -89,7 +95,7 @@ def test_the_proximal_term_reaches_the_loop(site) -> None:
     assert np.linalg.norm(np.frombuffer(site.output.read_bytes(), "<f4")) < np.linalg.norm(free)
 
 
-def test_evaluation_counts_the_test_rows(site) -> None:
+def test_evaluation_counts_the_test_rows(site: Site) -> None:
     """Little-endian float64 as the task counts; a model of zeros has a loss of log 2."""
     site.write_model()
     answer = done(Worker().answer(site.evaluate()))
@@ -101,7 +107,7 @@ def test_evaluation_counts_the_test_rows(site) -> None:
     assert found["loss"] == pytest.approx(np.log(2))
 
 
-def test_data_are_read_once_while_they_do_not_change(site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_read_once_while_they_do_not_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is training alone; a changed file, and each check, read anew."""
     site.write_model()
     reads: list[str] = []
@@ -119,7 +125,7 @@ def test_data_are_read_once_while_they_do_not_change(site, monkeypatch: pytest.M
     assert len(reads) == 3
 
 
-def test_data_that_no_longer_meet_the_contract_train_nothing(site) -> None:
+def test_data_that_no_longer_meet_the_contract_train_nothing(site: Site) -> None:
     """A file that changes after the check is checked again; nothing is written."""
     site.write_model()
     worker = Worker()
@@ -131,21 +137,21 @@ def test_data_that_no_longer_meet_the_contract_train_nothing(site) -> None:
     assert not site.output.exists()
 
 
-def test_an_unknown_data_set_is_a_matter_of_data(site) -> None:
+def test_an_unknown_data_set_is_a_matter_of_data(site: Site) -> None:
     """The site's administrator registers it."""
     answer = failed(Worker().answer(CheckData(Subject(site.text, "lungs", str(site.folder)))))
     assert answer.cause == "data"
     assert "no data set named 'lungs' is registered here (registered: patients)" in answer.message
 
 
-def test_a_job_that_cannot_be_read_is_refused(site) -> None:
+def test_a_job_that_cannot_be_read_is_refused(site: Site) -> None:
     """The agent should not have asked."""
     answer = failed(Worker().answer(CheckData(Subject("format = 2", "patients", str(site.folder)))))
     assert answer.cause == "internal"
     assert "format" in answer.message
 
 
-def test_another_jobs_model_is_refused(site) -> None:
+def test_another_jobs_model_is_refused(site: Site) -> None:
     """Its tensors do not fit, and nothing is written."""
     layout = Layout((TensorSpec("weight", (1, 9)), TensorSpec("bias", (1,))))
     (site.folder / "model").write_bytes(to_safetensors(layout, np.zeros(10, np.float32)))
@@ -155,18 +161,18 @@ def test_another_jobs_model_is_refused(site) -> None:
     assert not site.output.exists()
 
 
-def test_a_model_that_is_not_finite_is_refused(site) -> None:
+def test_a_model_that_is_not_finite_is_refused(site: Site) -> None:
     """NaN in a global model never meets the data."""
     layout = Layout((TensorSpec("weight", (1, 4)), TensorSpec("bias", (1,))))
     (site.folder / "model").write_bytes(to_safetensors(layout, np.full(5, np.nan, np.float32)))
     assert "NaN or infinite" in failed(Worker().answer(site.train())).message
 
 
-def test_training_that_diverges_is_a_matter_of_data(site) -> None:
+def test_training_that_diverges_is_a_matter_of_data(site: Site) -> None:
     """The message names the remedy; nothing that is not finite is ever written."""
     site.write_model()
     wild = site.train()
-    text = site.text.replace("[strategy]", "[training]\nlearning_rate = 1e38\nepochs = 9\n\n[strategy]")
+    text = site.text.replace("[strategy]", "[training]\nlearning_rate = 3e38\nepochs = 99\n\n[strategy]")
     answer = failed(Worker().answer(site.train(subject=Subject(text, "patients", str(site.folder)))))
     assert answer.cause == "data"
     assert "not finite" in answer.message
@@ -187,7 +193,7 @@ def test_training_that_diverges_is_a_matter_of_data(site) -> None:
     ],
 )
 def test_a_librarys_error_is_told_by_its_kind_alone(
-    site, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str, told: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str, told: str
 ) -> None:
     """Its text could show a record; exhausted memory is told apart."""
     site.write_model()
@@ -202,7 +208,7 @@ def test_a_librarys_error_is_told_by_its_kind_alone(
     assert "Meyer" not in answer.message
 
 
-def test_a_missing_model_or_a_full_disk_is_a_matter_of_resources(site) -> None:
+def test_a_missing_model_or_a_full_disk_is_a_matter_of_resources(site: Site) -> None:
     """The path is named."""
     request: Train = site.train()
     assert failed(Worker().answer(request)).cause == "resources"

@@ -1,0 +1,118 @@
+from collections.abc import Callable
+
+import pytest
+
+from client import policy
+from client.policy import Policy
+from federation import job
+from federation.errors import ConfigurationError, WhoActs
+
+OPEN = Policy(datasets=("*",), tasks=("*",), models=("*",), jobs=("*",), allow_plain_aggregation=True)
+
+
+@pytest.fixture(scope="session")
+def judge(job_text: Callable[..., str]) -> Callable[..., dict[str, str]]:
+    """Holds the job against a policy and gives what is found, path by path."""
+    text = job_text()
+    parsed = job.parse(text)
+
+    def held(rules: Policy, roster: int = 2) -> dict[str, str]:
+        found = policy.allowed(rules, parsed, text, roster)
+        assert all(finding.level == "refusal" and finding.fix for finding in found)
+        return {finding.path: finding.problem for finding in found}
+
+    return held
+
+
+def test_the_example_parses_and_allows(judge: Callable[..., dict[str, str]]) -> None:
+    """The file that a new site begins with takes part in what its consortium offers."""
+    example = policy.parse(policy.EXAMPLE, "policy.toml")
+
+    assert example == OPEN
+    assert judge(example) == {}
+
+
+def test_an_empty_policy_allows_nothing(judge: Callable[..., dict[str, str]]) -> None:
+    """Each rule that is not stated refuses; nothing is allowed by default."""
+    empty = policy.parse("", "policy.toml")
+
+    assert set(judge(empty)) == {"data.dataset", "task.kind", "model.name", "name", "privacy.secure_aggregation"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "problem"),
+    [
+        ({"datasets": ("lung",)}, "data.dataset", "this site's policy does not allow the data set 'heart'"),
+        ({"tasks": ()}, "task.kind", "this site's policy does not allow the task 'tabular'"),
+        ({"models": ("mlp",)}, "model.name", "this site's policy does not allow the model 'logistic_regression'"),
+        ({"jobs": ("stroke", f"sha256:{'0' * 64}")}, "name", "this site's policy does not allow the job 'risk'"),
+        (
+            {"minimum_sites": 3},
+            "cohort.minimum_sites",
+            "the roster has 2 sites; this site takes part with at least 3",
+        ),
+        (
+            {"allow_plain_aggregation": False},
+            "privacy.secure_aggregation",
+            "this site's policy does not let the coordinator see its update (plain aggregation)",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_each_rule_refuses_by_itself(
+    judge: Callable[..., dict[str, str]], rule: dict[str, object], path: str, problem: str
+) -> None:
+    """A policy that allows all but one thing refuses for that one thing, in words that name it."""
+    assert judge(OPEN.model_copy(update=rule)) == {path: problem}
+
+
+def test_names_allow_without_the_wildcard(judge: Callable[..., dict[str, str]], job_text: Callable[..., str]) -> None:
+    """Everything may be named one by one; a job by its name or by the digest of its file."""
+    named = OPEN.model_copy(
+        update={"datasets": ("lung", "heart"), "tasks": ("tabular",), "models": ("logistic_regression",)}
+    )
+
+    assert judge(named.model_copy(update={"jobs": ("risk",)})) == {}
+    digest = job.digest(job_text()).hex()
+    assert judge(named.model_copy(update={"jobs": (f"sha256:{digest}",)})) == {}
+
+
+def test_a_roster_of_as_many_as_asked_is_enough(judge: Callable[..., dict[str, str]]) -> None:
+    """`minimum_sites` counts the roster, this site included."""
+    assert judge(OPEN.model_copy(update={"minimum_sites": 3}), roster=3) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('data_sets = ["*"]', "data_sets: Extra inputs are not permitted"),
+        ('datasets = "*"', "datasets: Input should be a valid tuple"),
+        ('models = ["mlp", 3]', "models.1: Input should be a valid string"),
+        ("minimum_sites = 1", "minimum_sites: Input should be greater than or equal to 2"),
+        ('allow_plain_aggregation = "yes"', "allow_plain_aggregation: Input should be a valid boolean"),
+    ],
+    ids=["unknown", "no-list", "no-text", "alone", "no-truth"],
+)
+def test_a_wrong_key_is_named(text: str, words: str) -> None:
+    """The site's administrator is told which file, which key, and which keys there are."""
+    with pytest.raises(ConfigurationError) as refusal:
+        policy.parse(text, "policy.toml")
+
+    assert f"policy.toml is no policy: {words}" in str(refusal.value)
+    assert "use the keys datasets, tasks, models, jobs, minimum_sites, allow_plain_aggregation" in refusal.value.fix
+    assert refusal.value.who is WhoActs.SITE
+
+
+def test_every_wrong_key_is_named_at_once() -> None:
+    """Two mistakes are told in one message."""
+    with pytest.raises(ConfigurationError) as refusal:
+        policy.parse('tasks = 1\njobz = ["*"]', "policy.toml")
+
+    assert "tasks: " in refusal.value.problem
+    assert "jobz: " in refusal.value.problem
+
+
+def test_a_text_that_is_not_toml_is_refused_with_its_line() -> None:
+    """The line that breaks the file is told."""
+    with pytest.raises(ConfigurationError, match=r"policy\.toml is not TOML: .*line 2"):
+        policy.parse('datasets = ["*"]\ntasks = [all]\n', "policy.toml")
