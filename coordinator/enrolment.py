@@ -2,6 +2,7 @@
 
 from federation.errors import IdentityError
 from federation.messages import EnrolmentRequest, MembershipStatement, RevocationList
+from privacy import identity
 
 __all__ = ["admissible", "matches", "same_keys"]
 
@@ -45,9 +46,11 @@ def matches(request: EnrolmentRequest, statement: MembershipStatement) -> None:
     Raises:
         IdentityError: It names somebody else.
     """
-    asked = (request.name, request.organisation, request.role, request.protocol_key)
-    if asked != (statement.name, statement.organisation, statement.role, statement.protocol_key):
+    keys = (identity.tls_digest(request.tls_key), request.protocol_key)
+    asked = (request.name, request.organisation, request.role, *keys)
+    named = (statement.name, statement.organisation, statement.role, statement.tls_key, statement.protocol_key)
+    if asked != named:
         raise IdentityError(
-            f"the approval names {statement.name}, but {request.name} asked",
+            f"the approval is of {statement.name} and its keys; who asked is {request.name}, with keys of its own",
             fix="approve the request that is pending: parley consortium approve NAME",
         )
