@@ -19,7 +19,7 @@ _TOKEN = re.compile(
                 | ' [^'\n]* '? )
     | (?P<comment> \#[^\n]* )
     | (?P<mark> [\[\]{},=] )
-    | (?P<bare> [^\s\#"'\[\]{},=]+ )
+    | (?P<bare> (?: \d{4}-\d\d-\d\d [ ] (?=\d\d:) )? [^\s\#"'\[\]{},=]+ )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -111,8 +111,6 @@ class _Scan:
 
     def run(self) -> None:
         for token in self.tokens:
-            if token.kind == "bare" and ":" in token.text:
-                continue  # the time of a date with a space in it; no bare key has a colon
             if not self.open:
                 self._statement(token)
             elif token.is_mark("]", "}"):

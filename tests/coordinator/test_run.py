@@ -472,6 +472,23 @@ def test_a_site_that_came_back_is_not_asked_before_it_accepts_anew(stage: Callab
     assert here.asked("cork").step == 3
 
 
+def test_a_site_that_restarts_between_steps_is_waited_for_until_it_accepts(stage: Callable[..., Stage]) -> None:
+    """Needed for every step, it is asked for the next one only once it knows the job again, and nothing fails."""
+    here = stage()
+    here.attend(*SITES)
+    here.contribute(*SITES)
+    here.feed(SiteLeft("cork"))
+    here.feed(SiteArrived("cork"))
+
+    here.complete()
+    here.commit()
+
+    assert [here.asked(site).step for site in SITES] == [1, 1, 1]
+    assert here.run.view(here.now).reason == "waiting for 1 more of 3 sites"
+    here.accept("cork")
+    assert [here.asked(site).step for site in SITES] == [2, 2, 2]
+
+
 def test_a_site_that_refuses_during_a_step_is_not_waited_for(stage: Callable[..., Stage]) -> None:
     """Its data changed while it was away: its refusal declines the step that it was asked for."""
     here = stage(quorum=2)

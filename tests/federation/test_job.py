@@ -197,6 +197,11 @@ def test_windows_line_endings_are_fine() -> None:
             'heart.toml:28: model.name: expected one of "logistic_regression", "mlp", found "mpl"; did you mean "mlp"?',
         ),
         (
+            'name = "logistic_regression"',
+            'name = "mlp"\nhidden = ["x"]',
+            'heart.toml:29: model.hidden[0]: expected a whole number from 1 to 65536, found "x"',
+        ),
+        (
             'target = "binary"',
             'target = "binery"',
             (

@@ -13,6 +13,7 @@ from federation.errors import LocalProtocolError, RemoteProtocolError
 from federation.vector import F32, Layout, TensorSpec, from_safetensors, to_safetensors
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+ONE = struct.pack("<f", 1.0)
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
 LAYOUTS = st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), SHAPES, max_size=5).map(
     lambda shapes: Layout(tuple(TensorSpec(name, shape) for name, shape in shapes.items()))
@@ -95,6 +96,13 @@ def test_we_read_what_the_reference_library_writes() -> None:
     assert (layout, flat.tolist()) == (Layout((TensorSpec("w", (2, 2)),)), [1.0] * 4)
 
 
+def test_tensors_may_be_declared_in_any_order_empty_ones_too() -> None:
+    """The offsets order them; an empty one stands before what begins where it lies."""
+    blob = file({"b": entry(4, 8), "a": entry(0, 4), "none": entry(4, 4, (0,))}, ONE * 2)
+    layout, _ = from_safetensors(blob)
+    assert [tensor.name for tensor in layout.tensors] == ["a", "none", "b"]
+
+
 def test_equal_models_have_equal_bytes() -> None:
     """Metadata in another order changes nothing: the digest names the model."""
     layout = Layout((TensorSpec("w", (2,)),))
@@ -152,9 +160,6 @@ def test_a_missing_or_misshapen_tensor_is_not_flattened(tensors: dict[str, F32])
     """Nothing is broadcast into a model."""
     with pytest.raises(LocalProtocolError, match=r"tensor 'w' is missing or has not the shape \(3,\)"):
         Layout((TensorSpec("w", (3,)),)).flatten(tensors)
-
-
-ONE = struct.pack("<f", 1.0)
 
 
 @pytest.mark.parametrize(
