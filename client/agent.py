@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from client.backoff import Backoff
 from client.connection import Connection, Line
@@ -47,12 +47,24 @@ from federation.job import parse
 from federation.messages import DeclineCause, FromSite, Heartbeat, JobOffer, RevocationList, StepKind, StepStart
 from strategies import strategy
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Works"]
 
 log = logging.getLogger("parley.site")
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
+
+
+class Works(Protocol):
+    """Does the site's work: the trainer, or a benchmark's stand-in for it."""
+
+    async def ask(self, request: protocol.Request) -> protocol.Answer:
+        """The answer to `request`; requests wait for one another."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what it runs once the request that is being answered is done."""
+        ...
 
 
 class Agent:
@@ -64,6 +76,7 @@ class Agent:
         me: Who this site is.
         read_policy: Reads the site's policy as its file states it now.
         keep_revocations: Stores a newer revocation list.
+        worker: Does the work; the trainer, a child process, when none is given.
     """
 
     def __init__(
@@ -73,6 +86,7 @@ class Agent:
         me: SiteIdentity,
         read_policy: Callable[[], Policy],
         keep_revocations: Callable[[RevocationList], None],
+        worker: Works | None = None,
     ) -> None:
         self._folder = folder
         self._work = folder / "work"
@@ -81,7 +95,7 @@ class Agent:
         self._read_policy = read_policy
         self._keep_revocations = keep_revocations
         self._session = Session(me)
-        self._trainer = Trainer(folder)
+        self._trainer = worker or Trainer(folder)
         self._outgoing: asyncio.Queue[FromSite] = asyncio.Queue()
         self._connection: Connection
         self._doing: asyncio.Task[None] | None = None

@@ -37,7 +37,15 @@ from federation.refusals import DETAIL, STATEMENT, raised
 
 __all__ = ["Connection", "Line"]
 
-_ALERT = re.compile(r"(TLSV1|SSLV3|TLSV13)_ALERT|ALERT_(CERTIFICATE|UNKNOWN|BAD)")
+_METADATA = 128 * 1024
+"""Bytes of metadata taken with an answer: a refusal's texts, in any script (gRPC's own limit is below 16 KiB)."""
+
+_CUT_IN_HANDSHAKE = re.compile(r"failed to connect.*(Socket closed|Connection reset|ALERT)", re.DOTALL)
+"""How gRPC tells that a server hung up on our certificate: in TLS 1.3 the client is done before the server looks."""
+
+
+_CUT_WHILE_WRITING = "Internal error from Core"
+"""The status that grpc.aio makes up when a write fails, in the place of the one that the server sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,9 @@ class Connection:
         self._line = line
         options: list[tuple[str, int | str]] = [
             ("grpc.ssl_target_name_override", line.tls_name),
-            ("grpc.max_receive_message_length", 3 * 1024 * 1024),
+            ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # the longest answers are lists of jobs
+            ("grpc.max_metadata_size", _METADATA),
+            ("grpc.absolute_max_metadata_size", _METADATA),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -119,6 +129,7 @@ class Connection:
         """
 
         async def encoded() -> AsyncIterator[bytes]:
+            await call.initial_metadata()  # the gate is open; a refusal's words would be lost on a call that writes
             async for message in outgoing:
                 yield codec.encode_from_site(message)
 
@@ -149,6 +160,7 @@ class Connection:
         offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def requests() -> AsyncIterator[bytes]:
+            await call.initial_metadata()  # as for `attend`
             yield codec.encode_upload_request(UploadOpen(job, ref))
             for chunk in blobs.chunks(ref, await offset):
                 yield codec.encode_upload_request(UploadChunk(chunk))
@@ -205,11 +217,17 @@ def _meaning(error: grpc.aio.AioRpcError, line: Line) -> ParleyError:
                 fix="check the address; if a firewall opens TLS, have it let this connection through untouched",
                 who=WhoActs.SITE,
             )
-        case grpc.StatusCode.UNAVAILABLE if _ALERT.search(details):
+        case grpc.StatusCode.UNAVAILABLE if _CUT_IN_HANDSHAKE.search(details):
             return UnreachableError(
-                f"the coordinator at {line.address} refused this member's certificate in the TLS handshake",
-                fix="it is another consortium's, or has expired: enrol with a new invitation",
+                f"the coordinator at {line.address} hung up in the TLS handshake, as it does on a certificate that is "
+                "another consortium's or has expired",
+                fix="enrol with a new invitation if this member's certificate is; otherwise check the address",
                 who=WhoActs.SITE,
+            )
+        case grpc.StatusCode.INTERNAL if _CUT_WHILE_WRITING in details:
+            return UnreachableError(
+                f"the coordinator at {line.address} ended a call that was being written to",
+                fix="nothing: it is tried again, and tells the reason if there is one",
             )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
             return UnreachableError(

@@ -61,7 +61,7 @@ class Arithmetic:
                     assert_never(work.kind)
         except _RejectedError as rejected:
             return Rejected(rejected.problems)
-        except ConfigurationError as broken:
+        except (ConfigurationError, RemoteProtocolError) as broken:  # a sum that none of its sites can be blamed for
             return Broken(str(broken))
 
     def _prepared(self, work: Complete) -> Prepared:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from coordinator.members import Members
 from coordinator.records import SitePresence
 from coordinator.store.store import Store
 from coordinator.worker import Worker
-from federation.errors import IdentityError, ParleyError, RemoteProtocolError, WhoActs
+from federation.errors import IdentityError, ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.messages import (
     PROTOCOL,
     FromCoordinator,
@@ -54,8 +54,8 @@ class Peer:
         """The site's name."""
         return self.member.name
 
-    def send(self, message: FromCoordinator) -> None:
-        """Queues a message; a peer that does not read its stream is let go."""
+    def send(self, message: FromCoordinator | None) -> None:
+        """Queues a message (None: the stream's end); a peer that does not read its stream is let go."""
         try:
             self.outgoing.put_nowait(message)
         except asyncio.QueueFull:
@@ -100,7 +100,7 @@ class Attendance:
         self._store = store
         self._worker = worker
         self._peers: dict[str, Peer] = {}
-        self._presence = {each.name: each for each in store.presence()}
+        self._presence = {each.name: replace(each, connected=False, state="away") for each in store.presence()}
 
     def present(self, site: str) -> bool:
         """Whether the site attends."""
@@ -116,6 +116,7 @@ class Attendance:
 
         Raises:
             RemoteProtocolError: The site speaks another version, or says that it is somebody else.
+            IdentityError: Its membership ended meanwhile.
         """
         if hello.protocol != PROTOCOL:
             raise RemoteProtocolError(
@@ -126,6 +127,7 @@ class Attendance:
         if hello.statement != member:
             raise RemoteProtocolError(f"site {member.name} presents another member's statement", who=WhoActs.SITE)
         await self._members.meet(member)
+        self._members.still(member, time.time())
         older = self._peers.get(member.name)
         if older is not None:
             older.close(ParleyError(f"site {member.name} opened another stream", fix="run one agent per site"))
@@ -151,7 +153,12 @@ class Attendance:
             listener.left(peer.name)
 
     def hear(self, peer: Peer, message: FromSite, listener: Listener) -> None:
-        """Takes in what a site says; what cannot be is answered with a refusal and changes nothing."""
+        """Takes in what a site says; what cannot be is answered with a refusal and changes nothing.
+
+        A stream that was ended is not listened to, however long it takes to close.
+        """
+        if peer.closed_for is not None:
+            return
         peer.heard = time.time()
         try:
             match message:
@@ -173,19 +180,26 @@ class Attendance:
                 peer.send(revocations)
 
     async def pulse(self, listener: Listener) -> None:
-        """Says that we are here, lets silent sites go, and stores who attends: once every heartbeat, for ever."""
+        """Says that we are here, lets go who is not, and stores who attends: once every heartbeat, for ever."""
         while True:
-            now = time.time()
             for peer in list(self._peers.values()):
-                if now - peer.heard > SILENCE_SECONDS:
-                    silence = f"nothing heard from {peer.name} for {SILENCE_SECONDS:.0f} s"
-                    peer.close(ParleyError(silence, who=WhoActs.SITE))
-                    self.leave(peer, listener)
-                else:
-                    peer.send(Heartbeat())
-                    self._note(peer.name, listener.doing(peer.name) or "attending")
+                self._beat(peer, time.time(), listener)
             await self._save()
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    def _beat(self, peer: Peer, now: float, listener: Listener) -> None:
+        try:
+            self._members.still(peer.member, now)
+        except IdentityError as over:
+            peer.close(over)
+        if now - peer.heard > SILENCE_SECONDS:
+            silence = f"nothing heard from {peer.name} for {SILENCE_SECONDS:.0f} s"
+            peer.close(ParleyError(silence, who=WhoActs.SITE))
+        if peer.closed_for is not None:
+            self.leave(peer, listener)
+            return
+        peer.send(Heartbeat())
+        self._note(peer.name, listener.doing(peer.name) or "attending")
 
     def view(self, member: MembershipStatement, listener: Listener) -> SiteView:
         """A member as an operator sees it."""
@@ -202,15 +216,19 @@ class Attendance:
             trouble="" if here else "not attending",
         )
 
-    def close(self) -> None:
-        """Ends all streams: the coordinator is about to end."""
+    async def close(self) -> None:
+        """Ends all streams, and stores that nobody attends: the coordinator is about to end."""
         for peer in self._peers.values():
             peer.close(ParleyError("the coordinator is shutting down", fix="nothing: sites come back by themselves"))
+            self._note(peer.name, "away", connected=False)
+        await self._save()
 
     def _note(self, site: str, state: str, *, connected: bool = True) -> None:
         self._presence[site] = SitePresence(site, connected, time.time(), state)
 
     async def _save(self) -> None:
         seen = tuple(self._presence.values())
-        if seen:
-            await self._worker.insist("who attends", lambda: self._store.set_presence(seen))
+        try:
+            await self._worker.do(lambda: self._store.set_presence(seen))
+        except StorageError as refused:  # heartbeats do not wait for a disk: the next one tries again
+            log.warning("cannot store who attends: %s", refused)

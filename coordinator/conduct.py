@@ -9,15 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import assert_never
+from weakref import WeakValueDictionary
 
 from coordinator import registry
 from coordinator.arithmetic import Arithmetic
 from coordinator.records import JobRecord, StepRecord
 from coordinator.run import (
+    Broken,
     Commit,
     Committed,
     Complete,
     Completed,
+    Completion,
     Effect,
     Event,
     Run,
@@ -35,6 +38,7 @@ from federation.blobs import BlobRef, BlobStore, Incoming
 from federation.errors import RemoteProtocolError, WhoActs
 from federation.job import parse
 from federation.messages import (
+    Contribution,
     FromCoordinator,
     FromSite,
     Heartbeat,
@@ -65,14 +69,14 @@ class Conducted:
     roster: frozenset[str]
     watchers: set[asyncio.Event] = field(default_factory=set)
     deadline: asyncio.TimerHandle | None = None
-    summed: Complete | None = None
+    sum: asyncio.Task[None] | None = None
 
 
 class Conductor:
     """All jobs of this process.
 
     Args:
-        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/SITE/`.
+        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/ID/SITE/`.
         store: The durable memory.
         worker: The thread in which the store is used.
         post: Says something to a site.
@@ -87,7 +91,7 @@ class Conductor:
         self._post = post
         self._present = present
         self._jobs: dict[str, Conducted] = {}
-        self._uploads: dict[tuple[str, bytes], Incoming] = {}
+        self._uploads = WeakValueDictionary[tuple[str, str, bytes], Incoming]()  # of calls that still hold theirs
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --------------------------------------------------------------------------------------------- start and stop
@@ -124,7 +128,7 @@ class Conductor:
         blobs = self._blobs(record.id)
         job = parse(record.text, record.id)
         layout, _ = from_safetensors(blobs.get(record.initial_model))
-        arithmetic = Arithmetic(job, layout, blobs, self._spool)
+        arithmetic = Arithmetic(job, layout, blobs, partial(self._spool, record.id))
         run = Run(record, job, arithmetic.lengths, history)
         conducted = Conducted(run, arithmetic, blobs, frozenset(member.name for member in record.roster))
         self._jobs[record.id] = conducted
@@ -133,8 +137,12 @@ class Conductor:
     def _blobs(self, job: str) -> BlobStore:
         return BlobStore(self._folder / "jobs" / job)
 
-    def _spool(self, site: str) -> BlobStore:
-        return BlobStore(self._folder / "spool" / site)
+    def _spool(self, job: str, site: str) -> BlobStore:
+        return BlobStore(self._folder / "spool" / job / site)
+
+    def _clear_spool(self, job: str) -> None:
+        """Drops what sites sent for a step that is over, and what they began to send."""
+        shutil.rmtree(self._folder / "spool" / job, ignore_errors=True)
 
     # --------------------------------------------------------------------------------------------- what happens
 
@@ -171,7 +179,19 @@ class Conductor:
         if isinstance(message, Hello | Heartbeat):
             raise RemoteProtocolError(f"site {site} says {type(message).__name__} where it should speak of a job")
         conducted = self.job(message.job)
+        if isinstance(message, Contribution):
+            self._check_uploaded(conducted.run, site, message)
         self._perform(conducted, conducted.run.hear(site, message, time.time()))
+
+    def _check_uploaded(self, run: Run, site: str, contribution: Contribution) -> None:
+        """Passes a contribution whose payload is here, or that will not be counted whatever it names."""
+        payload = contribution.payload
+        if run.expects(site, payload) and not self._spool(run.id, site).has(payload):
+            raise RemoteProtocolError(
+                f"site {site} contributed payload {payload.hex[:12]} to job {run.id} without having uploaded it",
+                fix="upload a contribution before naming it",
+                who=WhoActs.SITE,
+            )
 
     def doing(self, site: str) -> str:
         """What a site is doing, in words; empty when no job is running with it."""
@@ -211,21 +231,27 @@ class Conductor:
             RemoteProtocolError: The job does not wait for it.
         """
         run = self.job(opened.job).run
-        if not run.expects(member.name, opened.payload):
-            raise RemoteProtocolError(
-                f"job {opened.job} does not wait for {opened.payload.length} bytes of {member.name} now",
-                fix="wait for the next step; if this comes back, install the same release on both sides",
-                who=WhoActs.SITE,
-            )
-        key = (member.name, opened.payload.digest)
+
+        def moved(count: int) -> None:
+            """Counts bytes of a payload that is still waited for."""
+            if not run.expects(member.name, opened.payload):
+                raise RemoteProtocolError(
+                    f"job {opened.job} does not wait for {opened.payload.length} bytes of {member.name} now",
+                    fix="wait for the next step; if this comes back, install the same release on both sides",
+                    who=WhoActs.SITE,
+                )
+            run.moved(member.name, count)
+
+        moved(0)
+        key = (opened.job, member.name, opened.payload.digest)
         older = self._uploads.pop(key, None)
         if older is not None:
             older.pause()  # the site lost that stream and continues on this one
-        spool = self._spool(member.name)
+        spool = self._spool(opened.job, member.name)
         if spool.has(opened.payload):
-            return None, partial(run.moved, member.name)
+            return None, moved
         self._uploads[key] = incoming = spool.receive(opened.payload)
-        return incoming, partial(run.moved, member.name)
+        return incoming, moved
 
     # ------------------------------------------------------------------------------------------------------ effects
 
@@ -241,7 +267,7 @@ class Conductor:
                     event = TimeUp(step, attempt)
                     conducted.deadline = asyncio.get_running_loop().call_later(seconds, self.feed, run.id, event)
                 case Complete():
-                    self._spawn(self._complete(conducted, effect))
+                    conducted.sum = self._spawn(self._complete(conducted, effect))
                 case Commit(record):
                     self._spawn(self._commit(conducted, record))
                 case SaveSite(site):
@@ -249,16 +275,30 @@ class Conductor:
                 case SaveState(state, reason):
                     self._spawn(self._save(partial(self._store.set_job_state, run.id, state, reason, time.time())))
                     _log_state(run.id, state, reason)
+                    if state.over:
+                        self._spawn(self._abandon(conducted))
                 case _:
                     assert_never(effect)
         for changed in conducted.watchers:
             changed.set()
 
     async def _complete(self, conducted: Conducted, work: Complete) -> None:
-        conducted.summed = work
         what = f"step {work.step} of job {conducted.run.id}"
-        completion = await self._sums.insist(what, lambda: conducted.arithmetic.complete(work))
+        completion: Completion
+        try:
+            completion = await self._sums.insist(what, lambda: conducted.arithmetic.complete(work))
+        except Exception as bug:  # whatever it is, the job ends in words: nobody would ever end it otherwise
+            log.exception("cannot complete %s", what)
+            completion = Broken(f"the coordinator failed at step {work.step} ({type(bug).__name__}: {bug})")
         self.feed(conducted.run.id, Completed(work.step, work.attempt, completion))
+
+    async def _abandon(self, conducted: Conducted) -> None:
+        """Lets go of the step that was under way when its job ended."""
+        if conducted.deadline is not None:
+            conducted.deadline.cancel()
+        if conducted.sum is not None:
+            conducted.sum.cancel()
+        await self._sums.do(partial(self._clear_spool, conducted.run.id))  # after what is being summed from it now
 
     async def _commit(self, conducted: Conducted, record: StepRecord) -> None:
         run, before = conducted.run, conducted.run.record
@@ -268,10 +308,9 @@ class Conductor:
             text = await self._worker.insist(what, lambda: registry.card(before, run.job, record, conducted.blobs))
             record = replace(record, final=replace(final, card=text))
         await self._worker.insist(what, lambda: self._store.commit_step(record))
-        if run.over:
-            return  # stopped while the step was being stored: the step counts, and the job stays stopped
         run.store(record)
         self._tidy(conducted, before)
+        self._clear_spool(run.id)
         self.feed(run.id, Committed(record.step))
         if record.state.over:
             _log_state(run.id, record.state, record.reason)
@@ -283,18 +322,15 @@ class Conductor:
         for ref in {before.model, before.best_model, before.strategy_state} - needed:
             if ref is not None:
                 conducted.blobs.drop(ref)
-        if conducted.summed is not None:
-            for each in conducted.summed.contributions:
-                self._spool(each.site).drop(each.payload)
-            conducted.summed = None
 
     async def _save(self, write: Callable[[], None]) -> None:
         await self._worker.insist("a job's state", write)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -37,9 +37,8 @@ class Coordinator:
 
     async def close(self) -> None:
         """Ends all streams and returns when what was being stored is stored."""
-        self.attendance.close()
-        await asyncio.sleep(0)
         if self._pulse is not None:
             self._pulse.cancel()
+        await self.attendance.close()
         await self.conductor.close()
         self._worker.close()

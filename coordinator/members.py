@@ -55,7 +55,7 @@ class Members:
         self.me = me
         self._store = store
         self._worker = worker
-        self._root = identity.RootCertificate.parse(me.root_certificate).public_key
+        self._root = identity.RootCertificate.parse(me.root_certificate)
         self._known = {member.serial: member for member in store.members()}
         self.revocations = max(store.revocations() or me.revocations, me.revocations, key=lambda each: each.version)
         self._newcomers: dict[str, set[asyncio.Event]] = {}
@@ -79,6 +79,17 @@ class Members:
                 self._verify(statement, now)
                 identity.verify_binding(peer, statement)
                 return statement
+
+    def still(self, member: MembershipStatement, now: float) -> None:
+        """Passes one who was let in before, as long as the membership holds: a stream may outlive it.
+
+        Raises:
+            IdentityError: The membership is over or was revoked.
+        """
+        if member.serial in self.revocations.serials:
+            raise IdentityError(f"the membership of {member.name} was revoked", fix="ask the administrator why")
+        if now >= member.not_after:
+            raise IdentityError(f"the membership of {member.name} has expired", fix="enrol with a new invitation")
 
     def sites(self) -> tuple[MembershipStatement, ...]:
         """The newest membership of each site that is neither revoked nor expired, by name."""
@@ -110,23 +121,28 @@ class Members:
         peer = identity.peer_of(certificate)
         if not isinstance(peer, identity.Bootstrap):
             raise IdentityError("enrolment needs an invitation's certificate", fix="run: parley site join INVITATION")
-        if peer.invitation in self.revocations.serials:
-            raise IdentityError(f"the invitation for {peer.name} was withdrawn", fix="ask for a new one")
         identity.verify_request(request, peer)
+        self._check_invitation(request)
         approved = self._approved(request)
         if approved is None:
             await self._admit(request)
             yield EnrolmentStatus(EnrolmentState.WAITING)
             approved = await self._approval(request)
         signed = await self._worker.do(lambda: self._store.certificate(approved.serial))
-        credential = Credential(signed or b"", approved, self.me.statement, self.revocations)
+        if not signed:
+            raise IdentityError(
+                f"the coordinator lost the certificate of {request.name}, whose membership holds",
+                fix="have that membership revoked, and join with a new invitation",
+            )
+        credential = Credential(signed, approved, self.me.statement, self.revocations)
         yield EnrolmentStatus(EnrolmentState.APPROVED, credential)
 
     async def approve(self, approval: ApproveEnrolment) -> None:
         """Takes in what the root signed for a newcomer, who picks it up.
 
         Raises:
-            IdentityError: Nobody waits under that invitation, or the statement is not the root's on who waits.
+            IdentityError: Nobody waits under that invitation, or statement and certificate are not the root's on who
+                waits, or another approval came first. The same one again changes nothing.
         """
         asked = await self._worker.do(lambda: self._store.enrolment(approval.invitation))
         if asked is None:
@@ -135,6 +151,15 @@ class Members:
         now = time.time()
         self._verify(approval.statement, now)
         statement, certificate = approval.statement, approval.certificate
+        identity.verify_certificate(certificate, statement, self._root)
+        earlier = await self._worker.do(lambda: self._store.enrolled(approval.invitation))
+        if earlier == statement:
+            return
+        if earlier is not None:
+            raise IdentityError(
+                f"{asked.name} was approved under this invitation already, until another date",
+                fix="nothing: the first approval stands",
+            )
         await self._worker.do(lambda: self._store.approve_enrolment(approval.invitation, statement, certificate, now))
         self._known[statement.serial] = statement
         log.info("%s is a member now", statement.name)
@@ -147,12 +172,15 @@ class Members:
         Raises:
             IdentityError: It is not the root's, or older than the one held.
         """
-        identity.verify_revocations(revocations, self._root, self.me.consortium, self.revocations)
+        identity.verify_revocations(revocations, self._root.public_key, self.me.consortium, self.revocations)
         await self._worker.do(lambda: self._store.put_revocations(revocations))
         self.revocations = revocations
+        for newcomers in self._newcomers.values():
+            for waiting in newcomers:
+                waiting.set()
 
     def _verify(self, statement: MembershipStatement, now: float) -> None:
-        identity.verify_statement(statement, self._root, self.me.consortium, int(now), self.revocations)
+        identity.verify_statement(statement, self._root.public_key, self.me.consortium, int(now), self.revocations)
 
     async def _admit(self, request: EnrolmentRequest) -> None:
         earlier = await self._worker.do(lambda: self._store.enrolment(request.invitation))
@@ -167,14 +195,20 @@ class Members:
         self._newcomers.setdefault(request.invitation, set()).add(waiting)
         try:
             while (approved := self._approved(request)) is None:
+                self._check_invitation(request)
                 waiting.clear()
                 await waiting.wait()
             return approved
         finally:
             self._newcomers[request.invitation].discard(waiting)
 
+    def _check_invitation(self, request: EnrolmentRequest) -> None:
+        if request.invitation in self.revocations.serials:
+            raise IdentityError(f"the invitation for {request.name} was withdrawn", fix="ask for a new one")
+
     def _approved(self, request: EnrolmentRequest) -> MembershipStatement | None:
-        """The membership that this very request led to, if it did."""
+        """The membership that this very request led to, if it did and holds."""
+        now, revoked = time.time(), self.revocations.serials
         mine = (request.name, request.protocol_key, identity.tls_digest(request.tls_key))
         same = (m for m in self._known.values() if (m.name, m.protocol_key, m.tls_key) == mine)
-        return next((m for m in same if m.serial not in self.revocations.serials), None)
+        return next((m for m in same if m.serial not in revoked and now < m.not_after), None)

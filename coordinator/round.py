@@ -119,10 +119,9 @@ class Round:
                 if len(self._counted) < self.needed:
                     self.state = RoundState.FAILED
             case DeadlinePassed():
-                if self.state is RoundState.COLLECTING:
-                    for site in self.outstanding:
-                        self._out[site] = Share(site, Outcome.LATE, "did not answer before the deadline")
-                    self._settle()
+                for site in self.outstanding:
+                    self._out[site] = Share(site, Outcome.LATE, "did not answer before the deadline")
+                self._settle()
             case _:
                 assert_never(event)
 

@@ -325,12 +325,7 @@ class Run:
 
     def expects(self, site: str, payload: BlobRef) -> bool:
         """Whether this site may upload this payload now."""
-        return (
-            not self.over
-            and self._round is not None
-            and self._round.expects(site)
-            and payload.length == self._round.length
-        )
+        return self._round is not None and self._round.expects(site) and payload.length == self._round.length
 
     def offers(self, payload: BlobRef) -> bool:
         """Whether the job's sites may download this payload."""

@@ -57,6 +57,9 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two coordinators on one port would share its sites between them
 )
 
+_SUMMARY = 300
+"""Characters of an error in a call's status, for whoever is no Parley; the whole of it travels beside, for who is."""
+
 _CODES: tuple[tuple[type[ParleyError], grpc.StatusCode], ...] = (
     (IdentityError, grpc.StatusCode.PERMISSION_DENIED),
     (ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -124,9 +127,10 @@ class _Service:
 
     def _certificate(self, context: Context) -> bytes:
         auth = context.auth_context()
-        version = b"".join(auth.get("ssl_tls_version", ())) or b"".join(auth.get("security_level", ()))
-        if version != b"TLSv1.3" and b"ssl_tls_version" in {key.encode() for key in auth}:
-            raise IdentityError(f"the connection uses {version.decode()}, not TLS 1.3", fix="update the peer's Parley")
+        version = b"".join(auth.get("ssl_tls_version", ()))
+        if version != b"TLSv1.3":
+            used = version.decode() or "no TLS that gRPC names"
+            raise IdentityError(f"the connection uses {used}, not TLS 1.3", fix="update the peer's Parley")
         certificate = b"".join(auth.get("x509_pem_cert", ()))
         if not certificate:
             raise IdentityError("the peer shows no certificate", fix="join first: parley site join INVITATION")
@@ -156,7 +160,8 @@ class _Service:
         """A site attends: small typed messages both ways, for as long as it stays."""
         async with _Refusing(context):
             member = self._admit(context, Role.SITE)
-            hello = codec.decode_from_site(await anext(requests))
+            await context.send_initial_metadata(())  # the site speaks once it sees that the gate is open
+            hello = codec.decode_from_site(await _first(requests, member))
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"{member.name} must say hello first, not {type(hello).__name__}")
             peer = await self._attendance.arrive(member, hello, self._conductor)
@@ -181,7 +186,7 @@ class _Service:
                     continue
                 self._attendance.hear(peer, message, self._conductor)
         finally:
-            peer.outgoing.put_nowait(None)
+            peer.send(None)
 
     async def download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """A payload, from the offset asked for to its end; gRPC's flow control holds the reading back."""
@@ -193,6 +198,7 @@ class _Service:
             else:
                 blobs, moved = self._conductor.download(member, wanted.payload)
             for chunk in blobs.chunks(wanted.payload, wanted.offset):
+                self._members.still(member, time.time())
                 moved(len(chunk))
                 yield codec.encode(UploadChunk(chunk))
 
@@ -200,7 +206,8 @@ class _Service:
         """A payload comes in, from where an earlier try ended."""
         async with _Refusing(context):
             member = self._admit(context, Role.SITE, Role.OPERATOR)
-            opened = codec.decode_upload_request(await anext(requests))
+            await context.send_initial_metadata(())  # the member sends once it sees that the gate is open
+            opened = codec.decode_upload_request(await _first(requests, member))
             if not isinstance(opened, UploadOpen):
                 raise RemoteProtocolError(f"{member.name} must name its payload before sending it")
             if member.role is Role.OPERATOR:
@@ -214,11 +221,12 @@ class _Service:
             try:
                 yield codec.encode_upload_reply(UploadOffset(incoming.offset))
                 async for request in requests:
+                    self._members.still(member, time.time())
                     chunk = codec.decode_upload_request(request)
                     if not isinstance(chunk, UploadChunk):
                         raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
-                    incoming.append(chunk.content)
                     moved(len(chunk.content))
+                    incoming.append(chunk.content)
                 incoming.finish()
                 yield codec.encode_upload_reply(UploadStored())
             finally:
@@ -235,9 +243,16 @@ class _Service:
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """A job's view, now and at each change, until the job is over."""
         async with _Refusing(context):
-            self._admit(context, Role.OPERATOR)
+            member = self._admit(context, Role.OPERATOR)
             async for view in self._operation.watch(codec.decode(ShowJob, request).job):
+                self._members.still(member, time.time())
                 yield codec.encode(view)
+
+
+async def _first(requests: AsyncIterator[bytes], member: MembershipStatement) -> bytes:
+    async for request in requests:
+        return request
+    raise RemoteProtocolError(f"{member.name} ended the stream before its first word")
 
 
 class _Refusing:
@@ -254,4 +269,4 @@ class _Refusing:
             code = next((code for cls, code in _CODES if isinstance(error, cls)), grpc.StatusCode.UNAVAILABLE)
             detail = codec.encode(told(type(error).__name__, error))
             log.info("refused a call: %s", error)
-            await self._context.abort(code, str(error)[:1000], trailing_metadata=((DETAIL, detail),))
+            await self._context.abort(code, str(error)[:_SUMMARY], trailing_metadata=((DETAIL, detail),))

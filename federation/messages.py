@@ -366,7 +366,6 @@ class StepStart:
         _require(self.length > 0, "a contribution must have a length")
         _require(self.deadline_seconds > 0, "a deadline must lie ahead")
         _counts(self.step, self.attempt, self.round, self.length)
-        _counts(*(payload.length for payload in (self.model, self.preparation) if payload is not None))
         _seconds(self.deadline_seconds)
         _require(
             self.kind is StepKind.STATISTICS or (self.model is not None and self.preparation is not None),
@@ -414,7 +413,7 @@ class Contribution:
         _require(self.step >= 1 and self.attempt >= 0, "steps count from 1")
         _require(0 < self.weight <= 1e15, "a weight must be a positive number of at most 1e15")  # noqa: PLR2004 - stated
         _require(self.seconds >= 0, "work cannot take less than no time")
-        _counts(self.step, self.attempt, self.payload.length)
+        _counts(self.step, self.attempt)
         _seconds(self.seconds)
 
 
@@ -521,7 +520,6 @@ class DownloadRequest:
     def __post_init__(self) -> None:
         """Refuses an offset outside."""
         _require(0 <= self.offset <= self.payload.length, "an offset must lie inside the payload")
-        _counts(self.offset, self.payload.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,7 +532,6 @@ class UploadOpen:
     def __post_init__(self) -> None:
         """Refuses what names no job."""
         _require(self.job == "" or _NAME.fullmatch(self.job) is not None, "a job's id is malformed")
-        _counts(self.payload.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,7 +579,6 @@ class SubmitJob:
     def __post_init__(self) -> None:
         """Refuses endless texts."""
         _text(self.text, "a job file", _MAX_TEXT)
-        _counts(self.model.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -758,7 +754,7 @@ class ModelView:
         """Refuses what no model is."""
         _name(self.job, "a job's id")
         _name(self.name, "a model's name")
-        _counts(self.payload.length, self.round)
+        _counts(self.round)
         _seconds(self.created)
         _list(self.metrics, "a model's metrics")
         _text(self.card, "a model card", _MAX_TEXT)

@@ -279,6 +279,13 @@ class Site:
                         self.outgoing.put_nowait(Contribution(job, step, attempt, ref, self.weight, 0.25))
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Returns once `holds` does."""
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
 async def soon(waited: Awaitable[T]) -> T:
     """The result of what must come soon."""
     async with asyncio.timeout(PATIENCE):

@@ -1,9 +1,7 @@
-"""The database under the store: how it is opened and migrated, and what its errors mean to whoever must act."""
+"""The database under the store: which URLs can be one, how it is opened, and the schema in it."""
 
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,27 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 from sqlmodel import SQLModel, col, insert, select
 
 from coordinator.store import tables
-from federation.errors import ConfigurationError, LocalProtocolError, StorageError, WhoActs
+from coordinator.store.hold import only_holders_write
+from coordinator.store.meaning import file_of, place, told
+from federation.errors import ConfigurationError, StorageError, WhoActs
 
-__all__ = ["VERSION_TABLE", "alembic_config", "opened", "opened_for_reading", "told", "url_in"]
+__all__ = [
+    "VERSION_TABLE",
+    "alembic_config",
+    "check_schema",
+    "checked",
+    "migrate",
+    "opened",
+    "opened_for_reading",
+    "reader",
+    "revision",
+    "url_in",
+    "writer",
+]
 
 VERSION_TABLE = "parley_schema"
 """Alembic's own table; not its usual name, because a PostgreSQL database may serve other programs too."""
@@ -34,23 +46,18 @@ _PRAGMAS = (
     "PRAGMA foreign_keys = ON",
 )
 
-_LOCKED = ("is locked by another program", "stop the other coordinator or tool that has it open, then try again")
-_DAMAGED = "restore it from a backup, or move it away to begin a new one"
-_CLOSED = ("cannot be opened", "let this user read and write the file and its folder")
+_DIALLING = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_DIALLING |= {"tcp_user_timeout": 20_000}
+"""How long this side believes in a server that has fallen silent: half a minute; libpq's own is two hours."""
 
-_SQLITE = {
-    "SQLITE_BUSY": _LOCKED,
-    "SQLITE_LOCKED": _LOCKED,
-    "SQLITE_NOTADB": ("is not a SQLite database", _DAMAGED),
-    "SQLITE_CORRUPT": ("is damaged", _DAMAGED),
-    "SQLITE_READONLY": ("cannot be written", "make the file and its folder writable to this user"),
-    "SQLITE_CANTOPEN": ("cannot be opened", "make its folder, and let this user read and write there"),
-    "SQLITE_PERM": _CLOSED,
-    "SQLITE_AUTH": _CLOSED,
-    "SQLITE_FULL": ("has no room on its disk", "free disk space, then try again"),
-    "SQLITE_IOERR": ("cannot be read or written by its disk", "check the disk and its free space, then try again"),
-}
-"""What SQLite's errors mean and what helps; an extended code, such as SQLITE_READONLY_DBMOVED, begins with its kind."""
+_SESSION = (
+    # a server, database or role may be set to lose the last commits in a crash; never the other way round
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+    # how long the server believes in a silent coordinator, whose session keeps the next one from taking its place
+    "SET tcp_keepalives_idle = 10",
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+)
 
 
 def url_in(home: Path) -> str:
@@ -58,17 +65,20 @@ def url_in(home: Path) -> str:
     return URL.create("sqlite", database=str(home / "parley.db")).render_as_string()
 
 
+# -------------------------------------------------------------------------------------------------------------- opening
+
+
 def opened(url: str, patience: float) -> Engine:
-    """The database at `url`, made if there is none, with the schema of this release.
+    """The database at `url`, made if there is none, with the schema of this release; this process alone writes there.
 
     Raises:
         ConfigurationError: `url` is none that a store can have.
-        StorageError: The database cannot be used as it is; nothing in it changed.
+        StorageError: Another process holds it, or it cannot be used as it is; nothing in it changed.
     """
-    engine = _engine(_checked(url), patience)
+    engine = writer(checked(url), patience, "coordinator")
     try:
         with told(engine), engine.begin() as connection:
-            _migrate(connection)
+            migrate(connection)
     except BaseException:
         engine.dispose()
         raise
@@ -82,37 +92,129 @@ def opened_for_reading(url: str, patience: float) -> Engine:
         ConfigurationError: `url` is none that a store can have.
         StorageError: There is no store, or none that this release can read.
     """
-    address = _checked(url)
-    if address.get_backend_name() == "sqlite":
-        address = _read_only(address)
-    engine = _engine(address, patience, read_only=True)
+    engine = reader(checked(url), patience)
     try:
         with told(engine), engine.begin() as connection:
-            _check_schema(connection)
+            check_schema(connection)
     except BaseException:
         engine.dispose()
         raise
     return engine
 
 
-@contextmanager
-def told(engine: Engine) -> Iterator[None]:
-    """Turns a database's errors into ones that name who must act.
+def checked(url: str) -> URL:
+    """The address in `url`.
 
     Raises:
-        LocalProtocolError: A row contradicts what is kept already.
-        StorageError: The database does not take or give what it must.
+        ConfigurationError: It is none that a store can have, or the driver is not installed.
     """
+    fix = "give sqlite:///PATH or postgresql://USER@HOST/DATABASE"
     try:
-        yield
-    except IntegrityError as contradiction:
-        raise LocalProtocolError(f"the store keeps something else already: {contradiction.orig}") from contradiction
-    except DBAPIError as refused:
-        raise _meaning(engine.url, refused) from refused
-    except SQLAlchemyError as broken:
+        address = make_url(url)
+    except (ArgumentError, ValueError) as unreadable:
+        raise ConfigurationError(
+            "the store's URL is not a database URL", fix=fix, who=WhoActs.COORDINATOR
+        ) from unreadable
+    match address.get_backend_name():
+        case "sqlite" if address.database in {None, "", ":memory:"}:
+            raise ConfigurationError("a store in memory forgets every job at its end", fix=fix, who=WhoActs.COORDINATOR)
+        case "sqlite":
+            return address
+        case "postgresql":
+            _require_driver()
+            return address.set(drivername="postgresql+psycopg")
+        case other:
+            raise ConfigurationError(f"a store cannot be kept in {other}", fix=fix, who=WhoActs.COORDINATOR)
+
+
+def writer(address: URL, patience: float, purpose: str) -> Engine:
+    """An engine of one connection, which holds the store as long as it is open; `purpose` is told to the next one."""
+    if address.get_backend_name() == "sqlite":
+        engine = create_engine(address, connect_args=_waiting(patience), pool_size=1, max_overflow=0)
+        only_holders_write(engine, purpose)
+        _configure_sqlite(engine, _PRAGMAS, begin="BEGIN IMMEDIATE")
+        return engine
+    engine = _postgresql(address, patience, pool_size=1, max_overflow=0)
+    only_holders_write(engine, purpose)
+    return engine
+
+
+def reader(address: URL, patience: float) -> Engine:
+    """An engine whose connections cannot change the store.
+
+    Raises:
+        StorageError: There is no file of a store.
+    """
+    if address.get_backend_name() == "sqlite":
+        engine = create_engine(_read_only(address), connect_args=_waiting(patience))
+        _configure_sqlite(engine, ("PRAGMA query_only = ON",), begin="BEGIN")
+        return engine
+    engine = _postgresql(address, patience)
+
+    @event.listens_for(engine, "connect")
+    def _refuse_writes(connection: Any, _record: object) -> None:
+        connection.execute("SET default_transaction_read_only = on")
+        connection.commit()
+
+    return engine
+
+
+def _require_driver() -> None:
+    try:
+        import psycopg  # noqa: F401 - asks whether it is there; SQLAlchemy imports it
+    except ImportError as missing:
+        raise ConfigurationError(
+            f"a store in PostgreSQL needs psycopg, which cannot be used: {missing}",
+            fix='pip install "parley-fl[postgresql]"',
+            who=WhoActs.COORDINATOR,
+        ) from missing
+
+
+def _read_only(address: URL) -> URL:
+    path = file_of(address)
+    if not path.is_file():
         raise StorageError(
-            f"{_place(engine.url)} does not work: {broken}", fix="check its URL and driver", who=WhoActs.COORDINATOR
-        ) from broken
+            f"there is no store at {path}", fix="start the coordinator, which makes it, or name another one"
+        )
+    return URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
+
+
+def _waiting(patience: float) -> dict[str, Any]:
+    return {"check_same_thread": False, "timeout": patience}
+
+
+def _configure_sqlite(engine: Engine, pragmas: tuple[str, ...], *, begin: str) -> None:
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN would leave SELECTs outside of the transaction
+        for pragma in pragmas:
+            connection.execute(pragma)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+
+def _postgresql(address: URL, patience: float, **pool: int) -> Engine:
+    dialling = {name: value for name, value in _DIALLING.items() if name not in address.query}
+    engine = create_engine(
+        address,
+        connect_args=dialling,
+        isolation_level="REPEATABLE READ",  # several SELECTs of one read must see one state, as they do in SQLite
+        pool_pre_ping=True,  # a connection that broke off meanwhile is made anew, not used
+        **pool,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: object) -> None:
+        for setting in (*_SESSION, f"SET lock_timeout = {max(1, round(patience * 1000))}"):
+            connection.execute(setting)
+        connection.commit()
+
+    return engine
+
+
+# --------------------------------------------------------------------------------------------------------------- schema
 
 
 def alembic_config(connection: Connection) -> Config:
@@ -123,65 +225,17 @@ def alembic_config(connection: Connection) -> Config:
     return config
 
 
-# -------------------------------------------------------------------------------------------------------------- opening
+def migrate(connection: Connection) -> None:
+    """Brings the schema to this release's, within the connection's transaction.
 
-
-def _checked(url: str) -> URL:
-    fix = "give sqlite:///PATH or postgresql://USER@HOST/DATABASE"
-    try:
-        address = make_url(url)
-    except ArgumentError as unreadable:
-        raise ConfigurationError(
-            "the store's URL is not a database URL", fix=fix, who=WhoActs.COORDINATOR
-        ) from unreadable
-    match address.get_backend_name():
-        case "sqlite" if address.database in {None, "", ":memory:"}:
-            raise ConfigurationError("a store in memory forgets every job at its end", fix=fix, who=WhoActs.COORDINATOR)
-        case "sqlite":
-            return address
-        case "postgresql":
-            return address.set(drivername="postgresql+psycopg")
-        case other:
-            raise ConfigurationError(f"a store cannot be kept in {other}", fix=fix, who=WhoActs.COORDINATOR)
-
-
-def _read_only(address: URL) -> URL:
-    path = Path(address.database or "")
-    if not path.is_file():
-        raise StorageError(
-            f"there is no store at {path}", fix="start the coordinator, which makes it, or name another one"
-        )
-    return URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
-
-
-def _engine(address: URL, patience: float, *, read_only: bool = False) -> Engine:
-    if address.get_backend_name() != "sqlite":
-        # Several SELECTs of one read must see one state, as they do in SQLite.
-        return create_engine(address, isolation_level="REPEATABLE READ", pool_pre_ping=True)
-    engine = create_engine(address, connect_args={"check_same_thread": False, "timeout": patience})
-    pragmas = ("PRAGMA query_only = ON",) if read_only else _PRAGMAS
-    busy = f"PRAGMA busy_timeout = {round(patience * 1000)}"
-
-    @event.listens_for(engine, "connect")
-    def _configure(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN would leave SELECTs outside of the transaction
-        for pragma in (busy, *pragmas):
-            connection.execute(pragma)
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-    return engine
-
-
-# --------------------------------------------------------------------------------------------------------------- schema
-
-
-def _migrate(connection: Connection) -> None:
+    Raises:
+        StorageError: A newer release or another program made what is there, or the server does not keep what it is
+            given.
+    """
+    _refuse_careless(connection)
     scripts = ScriptDirectory(str(_MIGRATIONS))
     head = str(scripts.get_current_head())
-    found = _revision(connection)
+    found = revision(connection)
     if found == head:
         return
     _refuse_newer(connection, found, scripts)
@@ -192,20 +246,45 @@ def _migrate(connection: Connection) -> None:
     connection.execute(insert(tables.Migration).values(**made))
 
 
-def _check_schema(connection: Connection) -> None:
+def check_schema(connection: Connection) -> None:
+    """Passes when the schema is this release's.
+
+    Raises:
+        StorageError: It is another's.
+    """
     scripts = ScriptDirectory(str(_MIGRATIONS))
-    found = _revision(connection)
+    found = revision(connection)
     _refuse_newer(connection, found, scripts)
     if found != scripts.get_current_head():
         schema = f"schema {found}" if found else "no schema of Parley's"
         raise StorageError(
-            f"{_place(connection.engine.url)} has {schema}; this release reads {scripts.get_current_head()}",
+            f"{place(connection.engine.url)} has {schema}; this release reads {scripts.get_current_head()}",
             fix="start the coordinator of this release on it once, or name another store",
         )
 
 
-def _revision(connection: Connection) -> str | None:
+def revision(connection: Connection) -> str | None:
+    """The schema's revision; None when Parley made none."""
     return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _refuse_careless(connection: Connection) -> None:
+    """Refuses a server that forgets in a power cut, or whose database cannot hold every text."""
+    if connection.dialect.name == "sqlite":
+        return
+    fsync, encoding = (connection.exec_driver_sql(f"SHOW {name}").scalar() for name in ("fsync", "server_encoding"))
+    if fsync != "on":
+        raise StorageError(
+            f"{place(connection.engine.url)} would lose committed rounds in a power cut: its server has fsync = {fsync}",
+            fix="set fsync = on in postgresql.conf and reload the server",
+            who=WhoActs.COORDINATOR,
+        )
+    if encoding != "UTF8":
+        raise StorageError(
+            f"{place(connection.engine.url)} cannot hold every text: its encoding is {encoding}",
+            fix="make another database: createdb --encoding=UTF8 --template=template0 NAME",
+            who=WhoActs.COORDINATOR,
+        )
 
 
 def _refuse_newer(connection: Connection, found: str | None, scripts: ScriptDirectory) -> None:
@@ -215,7 +294,7 @@ def _refuse_newer(connection: Connection, found: str | None, scripts: ScriptDire
     newest = select(tables.Migration.software).order_by(col(tables.Migration.migrated).desc()).limit(1)
     software = connection.execute(newest).scalar_one_or_none() or "a newer release"
     raise StorageError(
-        f"{_place(connection.engine.url)} was written by Parley {software} (schema {found}); "
+        f"{place(connection.engine.url)} was written by Parley {software} (schema {found}); "
         f"this is {metadata.version('parley-fl')} (schema {scripts.get_current_head()})",
         fix=f"install Parley {software}, or restore the copy made before the upgrade",
     )
@@ -225,28 +304,6 @@ def _refuse_foreign(connection: Connection) -> None:
     foreign = sorted(SQLModel.metadata.tables.keys() & set(inspect(connection).get_table_names()))
     if foreign:
         raise StorageError(
-            f"{_place(connection.engine.url)} has a table {foreign[0]!r} that Parley did not make",
+            f"{place(connection.engine.url)} has a table {foreign[0]!r} that Parley did not make",
             fix="give the coordinator a database of its own",
         )
-
-
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
-def _place(address: URL) -> str:
-    if address.get_backend_name() != "sqlite":
-        return f"the store at {address.render_as_string(hide_password=True)}"
-    return f"the store {(address.database or '').removeprefix('file:')}"
-
-
-def _meaning(address: URL, refused: DBAPIError) -> StorageError:
-    cause: Any = refused.orig
-    place = _place(address)
-    if not isinstance(cause, sqlite3.Error):
-        fix = "check its URL, that the server runs, and that this user may create and change tables there"
-        return StorageError(f"{place} does not answer as it must: {cause}", fix=fix, who=WhoActs.COORDINATOR)
-    code = getattr(cause, "sqlite_errorname", "")
-    for name, (problem, fix) in _SQLITE.items():
-        if code.startswith(name):
-            return StorageError(f"{place} {problem} ({cause})", fix=fix, who=WhoActs.COORDINATOR)
-    return StorageError(f"{place} does not work: {cause}", fix="restore it from a backup", who=WhoActs.COORDINATOR)

@@ -12,10 +12,11 @@ from sqlmodel import Session, col, select
 
 from coordinator.records import JobRecord, JobSite, ModelRecord, Share, SitePresence, StepRecord
 from coordinator.store import database, tables
+from coordinator.store.meaning import told
 from federation.errors import ConfigurationError, WhoActs
 from federation.messages import EnrolmentRequest, MembershipStatement, Metric, RevocationList, StepKind
 
-__all__ = ["PATIENCE", "StoreReader"]
+__all__ = ["PATIENCE", "StoreReader", "job_records", "step_records", "transaction"]
 
 PATIENCE = 5.0
 """Seconds for which a call waits for another program's transaction before it gives up."""
@@ -37,11 +38,7 @@ class StoreReader:
     """
 
     def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
-        self._engine = self._open(url, patience)
-
-    @staticmethod
-    def _open(url: str, patience: float) -> Engine:
-        return database.opened_for_reading(url, patience)
+        self._engine = database.opened_for_reading(url, patience)
 
     def close(self) -> None:
         """Lets go of the database."""
@@ -57,8 +54,8 @@ class StoreReader:
 
     @contextmanager
     def _transaction(self) -> Iterator[Session]:
-        """A session in one transaction: all of it is kept when the block ends, nothing when it raises."""
-        with database.told(self._engine), Session(self._engine, expire_on_commit=False) as session, session.begin():
+        """A session that sees one state of the store."""
+        with transaction(self._engine) as session:
             yield session
 
     # ---------------------------------------------------------------------------------------------- the consortium
@@ -102,53 +99,28 @@ class StoreReader:
         """The job with this id, as it stands after its last committed step."""
         with self._transaction() as session:
             row = session.get(tables.Job, job)
-            return None if row is None else _job_records(session, [row])[0]
+            return None if row is None else job_records(session, [row])[0]
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """All jobs, the newest first."""
         with self._transaction() as session:
-            order = col(tables.Job.submitted).desc(), col(tables.Job.id).desc()
-            return _job_records(session, session.exec(select(tables.Job).order_by(*order)).all())
+            rows = session.exec(select(tables.Job)).all()
+            # sorted here and not there: each PostgreSQL database has its own order of words
+            return job_records(session, sorted(rows, key=lambda row: (row.submitted, row.id), reverse=True))
 
     def steps(self, job: str) -> tuple[StepRecord, ...]:
         """The job's committed steps in their order."""
         with self._transaction() as session:
-            shares = defaultdict[int, list[Share]](list)
-            of_job = select(tables.Share).where(tables.Share.job == job)
-            for row in session.exec(of_job.order_by(col(tables.Share.step), col(tables.Share.position))):
-                shares[row.step].append(Share(row.site, row.outcome, row.cause, row.seconds, row.bytes))
-            metrics = _step_metrics(session, [job])
-            finals = {row.step: row for row in session.exec(select(tables.Model).where(tables.Model.job == job))}
-            rows = session.exec(select(tables.Step).where(tables.Step.job == job).order_by(col(tables.Step.number)))
-            return tuple(
-                StepRecord(
-                    job=job,
-                    step=row.number,
-                    attempt=row.attempt,
-                    kind=row.kind,
-                    round=row.round,
-                    started=row.started,
-                    ended=row.ended,
-                    shares=tuple(shares[row.number]),
-                    model=row.model,
-                    strategy_state=row.strategy_state,
-                    preparation=row.preparation,
-                    metrics=metrics[job, row.number],
-                    best_round=row.best_round,
-                    state=row.state,
-                    reason=row.reason,
-                    final=_model_record(session, finals[row.number]) if row.number in finals else None,
-                )
-                for row in rows
-            )
+            return step_records(session, job)
 
     # ----------------------------------------------------------------------------------------------------- models
 
     def models(self) -> tuple[ModelRecord, ...]:
         """All final models, the newest first."""
         with self._transaction() as session:
-            order = col(tables.Model.created).desc(), col(tables.Model.job).desc()
-            return tuple(_model_record(session, row) for row in session.exec(select(tables.Model).order_by(*order)))
+            rows = session.exec(select(tables.Model)).all()
+            newest = sorted(rows, key=lambda row: (row.created, row.job), reverse=True)
+            return tuple(_model_record(session, row) for row in newest)
 
     def model(self, name: str) -> ModelRecord | None:
         """The final model of the job with this id, or else the one whose digest begins with these hexadecimal digits.
@@ -197,11 +169,19 @@ class StoreReader:
     def presence(self) -> tuple[SitePresence, ...]:
         """Every site's presence as last told, by name."""
         with self._transaction() as session:
-            rows = session.exec(select(tables.Presence).order_by(col(tables.Presence.name)))
+            rows = sorted(session.exec(select(tables.Presence)), key=lambda row: row.name)
             return tuple(SitePresence(row.name, row.connected, row.last_seen, row.state, row.trouble) for row in rows)
 
 
-def _job_records(session: Session, rows: Sequence[tables.Job]) -> tuple[JobRecord, ...]:
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Session]:
+    """A session in one transaction: all of it is kept when the block ends, nothing when it raises."""
+    with told(engine), Session(engine, expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+def job_records(session: Session, rows: Sequence[tables.Job]) -> tuple[JobRecord, ...]:
+    """The jobs of these rows, in their order."""
     ids = [row.id for row in rows]
     rosters = defaultdict[str, list[MembershipStatement]](list)
     seats = select(tables.Seat).where(col(tables.Seat.job).in_(ids))
@@ -241,6 +221,40 @@ def _job_records(session: Session, rows: Sequence[tables.Job]) -> tuple[JobRecor
             metrics=tuple(sorted(metrics[row.id].items(), key=lambda item: item[0])),
         )
         for row in rows
+    )
+
+
+def step_records(session: Session, job: str, number: int | None = None) -> tuple[StepRecord, ...]:
+    """The job's committed steps in their order, or the one of this number."""
+    rows = select(tables.Step).where(tables.Step.job == job)
+    parts = select(tables.Share).where(tables.Share.job == job)
+    if number is not None:
+        rows, parts = rows.where(tables.Step.number == number), parts.where(tables.Share.step == number)
+    shares = defaultdict[int, list[Share]](list)
+    for part in session.exec(parts.order_by(col(tables.Share.step), col(tables.Share.position))):
+        shares[part.step].append(Share(part.site, part.outcome, part.cause, part.seconds, part.bytes))
+    metrics = _step_metrics(session, [job])
+    finals = {row.step: row for row in session.exec(select(tables.Model).where(tables.Model.job == job))}
+    return tuple(
+        StepRecord(
+            job=job,
+            step=row.number,
+            attempt=row.attempt,
+            kind=row.kind,
+            round=row.round,
+            started=row.started,
+            ended=row.ended,
+            shares=tuple(shares[row.number]),
+            model=row.model,
+            strategy_state=row.strategy_state,
+            preparation=row.preparation,
+            metrics=metrics[job, row.number],
+            best_round=row.best_round,
+            state=row.state,
+            reason=row.reason,
+            final=_model_record(session, finals[row.number]) if row.number in finals else None,
+        )
+        for row in session.exec(rows.order_by(col(tables.Step.number)))
     )
 
 

@@ -1,13 +1,18 @@
-"""The store as the coordinator writes it: every method is one transaction, kept whole or not at all."""
+"""The store as the coordinator writes it: every method is one transaction, kept whole or not at all.
 
+A method that raised StorageError may have been kept all the same: the connection can break off after the commit and
+before its answer. Every method may therefore be called again with the same arguments, and then changes nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
-from sqlalchemy import Engine
 from sqlmodel import Session, SQLModel, col, delete, func, insert, select, update
 
 from coordinator.records import JobRecord, JobSite, ModelRecord, SitePresence, StepRecord
 from coordinator.store import database, tables
-from coordinator.store.reader import StoreReader
+from coordinator.store.reader import PATIENCE, StoreReader, job_records, step_records, transaction
 from federation.blobs import BlobRef
 from federation.errors import LocalProtocolError
 from federation.messages import EnrolmentRequest, JobState, MembershipStatement, RevocationList, StepKind
@@ -20,7 +25,8 @@ _OPEN = tuple(state for state in JobState if not state.over)
 class Store(StoreReader):
     """The coordinator's memory. Opening makes or migrates the database; what a method wrote survives a power cut.
 
-    One thread at a time may write; any number may read meanwhile.
+    One thread of one process writes; any number may read meanwhile. After a StorageError the same object goes on
+    working as soon as disk, lock or server do.
 
     Args:
         url: `sqlite:///PATH` or `postgresql://USER@HOST/DATABASE`.
@@ -28,13 +34,27 @@ class Store(StoreReader):
 
     Raises:
         ConfigurationError: `url` is none that a store can have.
-        StorageError: The database cannot be used as it is (locked, damaged, not writable, of a newer release); nothing
-            in it changed.
+        StorageError: Another coordinator uses it, or it cannot be used as it is (locked, damaged, not writable, of a
+            newer release); nothing in it changed.
     """
 
-    @staticmethod
-    def _open(url: str, patience: float) -> Engine:
-        return database.opened(url, patience)
+    def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
+        self._writer = database.opened(url, patience)
+        try:
+            super().__init__(url, patience=patience)
+        except BaseException:
+            self._writer.dispose()
+            raise
+
+    def close(self) -> None:
+        """Lets go of the database; another coordinator may use it."""
+        super().close()
+        self._writer.dispose()
+
+    @contextmanager
+    def _change(self) -> Iterator[Session]:
+        with transaction(self._writer) as session:
+            yield session
 
     # ---------------------------------------------------------------------------------------------- the consortium
 
@@ -42,9 +62,9 @@ class Store(StoreReader):
         """Keeps a member with its TLS certificate (PEM).
 
         Raises:
-            LocalProtocolError: A member with this serial is kept already.
+            LocalProtocolError: Another member, or another certificate, is kept under this serial.
         """
-        with self._transaction() as session:
+        with self._change() as session:
             _add_member(session, statement, certificate, when)
 
     def add_enrolment(self, request: EnrolmentRequest, when: float) -> None:
@@ -53,7 +73,7 @@ class Store(StoreReader):
         Raises:
             LocalProtocolError: Another request was made under this invitation.
         """
-        with self._transaction() as session:
+        with self._change() as session:
             row = _enrolment(session, request.invitation)
             if row is None:
                 waiting: Row = {"invitation": request.invitation, "request": request, "requested": when}
@@ -67,15 +87,16 @@ class Store(StoreReader):
         """Makes the newcomer of this invitation a member and closes its enrolment, in one.
 
         Raises:
-            LocalProtocolError: No request waits under this invitation, or the member is kept already.
+            LocalProtocolError: No request waits under this invitation, or another member is kept under the serial.
         """
-        with self._transaction() as session:
+        with self._change() as session:
             row = _enrolment(session, invitation)
-            if row is None or row.serial is not None:
+            if row is None or row.serial not in {None, statement.serial}:
                 raise LocalProtocolError(f"no enrolment waits under invitation {invitation}")
             _add_member(session, statement, certificate, when)
-            row.serial = statement.serial
-            row.approved = when
+            if row.serial is None:
+                row.serial = statement.serial
+                row.approved = when
 
     def put_revocations(self, revocations: RevocationList) -> None:
         """Keeps the list in the place of an older one. The same list again changes nothing.
@@ -83,7 +104,7 @@ class Store(StoreReader):
         Raises:
             LocalProtocolError: A newer list, or another of the same version or consortium, is kept already.
         """
-        with self._transaction() as session:
+        with self._change() as session:
             row = session.exec(select(tables.Revocations)).first()
             if row is None:
                 kept: Row = {"consortium": revocations.consortium, "version": revocations.version}
@@ -105,12 +126,15 @@ class Store(StoreReader):
         """Keeps a new job.
 
         Raises:
-            LocalProtocolError: A job of this id is kept already, or `record` tells of steps that were never committed.
+            LocalProtocolError: Another job is kept under this id, or `record` tells of steps that were never committed.
         """
         if record.next_step != 1 or record.metrics:
             raise LocalProtocolError(f"job {record.id} tells of steps before it was added")
-        with self._transaction() as session:
-            if session.get(tables.Job, record.id) is not None:
+        with self._change() as session:
+            kept = session.get(tables.Job, record.id)
+            if kept is not None and job_records(session, [kept]) == (record,):
+                return
+            if kept is not None:
                 raise LocalProtocolError(f"there is a job {record.id} already")
             _put(session, tables.Job, _job_row(record))
             seats = ({"job": record.id, "position": at, "statement": one} for at, one in enumerate(record.roster))
@@ -123,8 +147,11 @@ class Store(StoreReader):
         Raises:
             LocalProtocolError: There is no such job, or it is over.
         """
-        with self._transaction() as session:
-            row = _open_job(session, job)
+        with self._change() as session:
+            row = _known_job(session, job)
+            if state.over and (row.state, row.reason, row.ended) == (state, reason, when):
+                return
+            _require_open(row)
             _enter(row, state, reason, started=when, ended=when)
 
     def set_job_site(self, job: str, site: JobSite) -> None:
@@ -133,7 +160,7 @@ class Store(StoreReader):
         Raises:
             LocalProtocolError: There is no such job.
         """
-        with self._transaction() as session:
+        with self._change() as session:
             _known_job(session, job)
             row = session.get(tables.JobSite, (job, site.site))
             if row is None:
@@ -147,13 +174,15 @@ class Store(StoreReader):
         """Keeps the step with its shares and metrics and moves the job on, in one: all of it, once, or nothing.
 
         Raises:
-            LocalProtocolError: The step is committed already or is not the job's next, or there is no such job, or it
-                is over.
+            LocalProtocolError: Another step of this number is committed, it is not the job's next, or there is no such
+                job, or it is over.
         """
         if record.final is not None and record.final.job != record.job:
             raise LocalProtocolError(f"step {record.step} of job {record.job} ends with a model of {record.final.job}")
-        with self._transaction() as session:
-            job = _claim(session, record)
+        with self._change() as session:
+            job = _claimed(session, record)
+            if job is None:
+                return
             _move_on(session, job, record)
             _put(session, tables.Step, _step_row(record))
             key = {"job": record.job, "step": record.step}
@@ -168,7 +197,7 @@ class Store(StoreReader):
 
     def set_presence(self, sites: tuple[SitePresence, ...]) -> None:
         """Keeps what is told of these sites in the place of what was; other sites' presence stays."""
-        with self._transaction() as session:
+        with self._change() as session:
             session.exec(delete(tables.Presence).where(col(tables.Presence.name).in_([site.name for site in sites])))
             _put(session, tables.Presence, *(asdict(site) for site in sites))
 
@@ -176,8 +205,8 @@ class Store(StoreReader):
 # ----------------------------------------------------------------------------------------------------------- one step
 
 
-def _claim(session: Session, record: StepRecord) -> tables.Job:
-    """The job's row, moved to the step after `record`; the write lock that this takes keeps every other writer out."""
+def _claimed(session: Session, record: StepRecord) -> tables.Job | None:
+    """The job's row, moved to the step after `record`; None when this very step is committed already."""
     claimed = session.exec(
         update(tables.Job)
         .where(
@@ -189,7 +218,10 @@ def _claim(session: Session, record: StepRecord) -> tables.Job:
     )
     if claimed.rowcount == 1:
         return session.get_one(tables.Job, record.job)
-    job = _open_job(session, record.job)
+    job = _known_job(session, record.job)
+    if step_records(session, record.job, record.step) == (record,):
+        return None
+    _require_open(job)
     raise LocalProtocolError(
         f"step {record.step} of job {record.job} cannot be committed: its next step is {job.next_step}"
     )
@@ -307,8 +339,10 @@ def _put_model(session: Session, model: ModelRecord, step: int) -> None:
 
 
 def _add_member(session: Session, statement: MembershipStatement, certificate: bytes, when: float) -> None:
-    kept = select(tables.Member.number).where(tables.Member.serial == statement.serial)
-    if session.exec(kept).first() is not None:
+    kept = session.exec(select(tables.Member).where(tables.Member.serial == statement.serial)).first()
+    if kept is not None and (kept.statement, kept.certificate) == (statement, certificate):
+        return
+    if kept is not None:
         raise LocalProtocolError(f"a member with serial {statement.serial} is kept already")
     row: Row = {"serial": statement.serial, "statement": statement, "certificate": certificate, "added": when}
     _put(session, tables.Member, row)
@@ -325,8 +359,6 @@ def _known_job(session: Session, job: str) -> tables.Job:
     return row
 
 
-def _open_job(session: Session, job: str) -> tables.Job:
-    row = _known_job(session, job)
-    if row.state.over:
-        raise LocalProtocolError(f"job {job} is over: {row.state.value}")
-    return row
+def _require_open(job: tables.Job) -> None:
+    if job.state.over:
+        raise LocalProtocolError(f"job {job.id} is over: {job.state.value}")

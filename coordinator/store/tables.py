@@ -90,6 +90,25 @@ class Findings(TypeDecorator[tuple[Finding, ...]]):
         return _FINDINGS.validate_json(value or "[]")
 
 
+class Words(TypeDecorator[str]):
+    """Text from anybody: PostgreSQL's own cannot hold NUL, so it is kept as U+FDD0 (never a character) and a 0."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - the same
+        """The text as it is kept."""
+        return None if value is None else value.replace("\ufdd0", "\ufdd01").replace("\0", "\ufdd00")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - the same
+        """The text as it was given."""
+        return None if value is None else value.replace("\ufdd00", "\0").replace("\ufdd01", "\ufdd0")
+
+
+def _words() -> Any:
+    return Field(sa_column=Column(Words(), nullable=False))
+
+
 def _word(kind: type[Enum]) -> EnumType:
     """A column for an Enum's values as plain text, which reads the same in every database."""
     return EnumType(
@@ -151,12 +170,12 @@ class Job(SQLModel, table=True):
     """A job as it stands after its last committed step."""
 
     id: str = Field(primary_key=True)
-    name: str
-    text: str
+    name: str = _words()
+    text: str = _words()
     submitted: float = _double()
     initial_model: BlobRef = _reference(nullable=False)
     state: JobState = Field(sa_column=Column(_word(JobState), nullable=False))
-    reason: str
+    reason: str = _words()
     started: float = _double()
     ended: float = _double()
     next_step: int
@@ -183,7 +202,7 @@ class JobSite(SQLModel, table=True):
     job: str = Field(primary_key=True, foreign_key="job.id")
     site: str = Field(primary_key=True)
     position: int
-    answer: str
+    answer: str = _words()
     findings: tuple[Finding, ...] = Field(default=(), sa_column=Column(Findings(), nullable=False))
 
 
@@ -202,7 +221,7 @@ class Step(SQLModel, table=True):
     preparation: BlobRef | None = _reference()
     best_round: int
     state: JobState = Field(sa_column=Column(_word(JobState), nullable=False))
-    reason: str
+    reason: str = _words()
 
 
 class Share(SQLModel, table=True):
@@ -215,7 +234,7 @@ class Share(SQLModel, table=True):
     position: int = Field(primary_key=True)
     site: str
     outcome: Outcome = Field(sa_column=Column(_word(Outcome), nullable=False))
-    cause: str
+    cause: str = _words()
     seconds: float = _double()
     bytes: int = Field(sa_column=Column(BigInteger(), nullable=False))
 
@@ -228,7 +247,7 @@ class Metric(SQLModel, table=True):
     job: str = Field(primary_key=True)
     step: int = Field(primary_key=True)
     position: int = Field(primary_key=True)
-    name: str
+    name: str = _words()
     value: float = _double()
 
 
@@ -239,11 +258,11 @@ class Model(SQLModel, table=True):
 
     job: str = Field(primary_key=True)
     step: int
-    name: str
+    name: str = _words()
     payload: BlobRef = Field(sa_column=Column(Reference(), nullable=False))
     round: int
     created: float = _double()
-    card: str
+    card: str = _words()
 
 
 class ModelMetric(SQLModel, table=True):
@@ -251,7 +270,7 @@ class ModelMetric(SQLModel, table=True):
 
     job: str = Field(primary_key=True, foreign_key="model.job")
     position: int = Field(primary_key=True)
-    name: str
+    name: str = _words()
     value: float = _double()
 
 
@@ -261,5 +280,5 @@ class Presence(SQLModel, table=True):
     name: str = Field(primary_key=True)
     connected: bool
     last_seen: float = _double()
-    state: str
-    trouble: str
+    state: str = _words()
+    trouble: str = _words()

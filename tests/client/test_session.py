@@ -752,6 +752,20 @@ def test_an_attempt_that_did_not_count_leaves_the_result(site: Site, text: str) 
     assert [told.attempt for told in site.said(Contribution)] == [0, 1]
 
 
+def test_words_about_another_phase_of_a_step_are_late(site: Site, text: str) -> None:
+    """A transfer that was let go and ends all the same neither trains a second time nor cuts the training short."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+
+    assert site.feed(Fetched(start())) == ()
+    assert site.feed(Uploaded(start())) == ()
+
+    site.finish()
+    site.finish()
+    assert len(site.said(Contribution)) == 1
+
+
 def test_a_step_that_ended_without_this_site_is_stopped(site: Site, text: str) -> None:
     """Its work is let go, the administrator is told, and the next in the queue begins."""
     site.accept(text)
@@ -809,6 +823,22 @@ def test_a_job_that_ended_is_forgotten(site: Site, text: str) -> None:
     site.hear(start(2))
     assert site.said(Declined) == [Declined("risk-1", 2, 0, DeclineCause.POLICY)]
     assert site.hear(JobEnded("risk-1", JobState.FINISHED, "")) == ()
+
+
+def test_a_queued_step_of_a_job_that_ended_is_not_begun(site: Site, text: str) -> None:
+    """It goes with its job; what another job asked is not touched."""
+    site.accept(text)
+    site.accept(text, "other-1")
+    site.hear(start(job="other-1"))
+    site.hear(start())
+
+    effects = site.hear(JobEnded("risk-1", JobState.STOPPED, "stopped by olga"))
+
+    assert effects == (Forget("risk-1"), Note("job risk-1 stopped: stopped by olga"))
+    for _ in range(3):
+        site.finish()
+    assert site.doing is None
+    assert [told.job for told in site.said(Contribution)] == ["other-1"]
 
 
 def test_words_about_unknown_jobs_and_refusals_change_nothing(site: Site) -> None:

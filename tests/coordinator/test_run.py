@@ -355,6 +355,16 @@ def test_a_reason_longer_than_a_message_is_cut(stage: Callable[..., Stage]) -> N
     assert here.states[-1].reason == here.run.record.reason == here.run.view(here.now).reason
 
 
+def test_a_trouble_longer_than_a_view_shows_is_cut(stage: Callable[..., Stage]) -> None:
+    """While the job waits for other sites, its operator reads the beginning of what one of them found."""
+    here = stage(minimum=2)
+    here.feed(SiteArrived("athens"))
+
+    here.refuse("athens", "x" * 1000)
+
+    assert len(here.site("athens").trouble) == 1000
+
+
 def test_a_view_of_many_absent_sites_is_cut(stage: Callable[..., Stage]) -> None:
     """A hundred long names do not fit into a reason, and the view exists all the same."""
     here = stage(*(f"hospital-{number:03}-{'x' * 40}" for number in range(100)))
@@ -893,7 +903,7 @@ def test_the_view_names_the_site_that_holds_a_round_back(stage: Callable[..., St
 
     assert here.run.view(here.now).reason == "waiting for berlin, cork"
     assert (here.site("athens").state, here.site("athens").trouble) == ("ready", "")
-    assert here.site("berlin").state == "training"
+    assert here.site("berlin").state == here.run.doing("berlin") == "training"
     assert here.site("berlin").trouble == "the round waits for it: training for 12 s"
     assert here.site("cork").state == "away"
     assert here.site("cork").trouble == "went away; the round waits for it until its deadline (12 s so far)"

@@ -56,10 +56,11 @@ def test_a_digest_of_another_length_names_nothing(digest: bytes) -> None:
         BlobRef(digest, 1)
 
 
-def test_a_negative_length_names_nothing() -> None:
-    """A payload has no less than no bytes."""
-    with pytest.raises(RemoteProtocolError, match="cannot have -1 bytes"):
-        BlobRef(bytes(32), -1)
+@pytest.mark.parametrize("length", [-1, 2**63, True])
+def test_an_impossible_length_names_nothing(length: int) -> None:
+    """A payload's length is an integer from nothing to what a file can hold."""
+    with pytest.raises(RemoteProtocolError, match=f"cannot have {length} bytes"):
+        BlobRef(bytes(32), length)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(1, 90), max_size=6), st.integers(0, 5))

@@ -1,0 +1,161 @@
+"""A site that attends like the real one, with its session and its I/O, but sends a prepared vector and never trains.
+
+`python -m simulations.bare_site --vector FILE FOLDER...` attends once for each folder with a membership.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Self, assert_never
+
+import numpy as np
+
+from client.agent import Agent
+from client.connection import Line
+from client.policy import EXAMPLE, parse
+from client.session import SiteIdentity
+from client.training import protocol
+from federation import codec, plugins
+from federation.job import parse as parse_job
+from federation.messages import MembershipStatement, RevocationList, Role
+from federation.vector import F32
+from privacy import identity
+from privacy.identity import MemberKeys, Root, RootCertificate
+from tasks.task import Task  # noqa: TC001 - read by people first; costs nothing, it is torch-free
+
+__all__ = ["Membership", "PreparedWork", "main"]
+
+_FILE = "membership.json"
+_ROWS = 100
+"""Rows of the evaluation that a bare site makes up, and its weight: all such sites weigh the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """All that a member needs to call the coordinator: who it is, and its line."""
+
+    me: SiteIdentity
+    line: Line
+
+    @classmethod
+    def sign(
+        cls, root: Root, revocations: RevocationList, name: str, role: Role, *, address: str, coordinator: str, now: int
+    ) -> Self:
+        """A new member, signed by the root itself: the way of a benchmark, which holds both ends."""
+        keys = MemberKeys.generate()
+        certificate, statement = root.approve(identity.request_for(name, name, role, keys, "bare"), now)
+        tls_name = identity.tls_name(coordinator, root.consortium)
+        line = Line(address, tls_name, root.certificate_pem, certificate, keys.tls_pem, codec.encode(statement))
+        return cls(SiteIdentity(statement, root.public, revocations), line)
+
+    def store(self, folder: Path) -> None:
+        """Puts it into a file of `folder`, for `load`."""
+        line = self.line
+        content = {
+            "address": line.address,
+            "tls_name": line.tls_name,
+            "root": line.root_certificate.decode(),
+            "certificate": line.certificate.decode(),
+            "tls_key": line.tls_key.decode(),
+            "statement": line.statement.hex(),
+            "revocations": codec.encode(self.me.revocations).hex(),
+        }
+        file = folder / _FILE
+        file.touch(mode=0o600)
+        file.write_text(json.dumps(content, indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The membership that `store` put into `folder`."""
+        content = json.loads((folder / _FILE).read_text())
+        root, certificate, key = (content[name].encode() for name in ("root", "certificate", "tls_key"))
+        encoded = bytes.fromhex(content["statement"])
+        me = SiteIdentity(
+            codec.decode(MembershipStatement, encoded),
+            RootCertificate.parse(root),
+            codec.decode(RevocationList, bytes.fromhex(content["revocations"])),
+        )
+        return cls(me, Line(content["address"], content["tls_name"], root, certificate, key, encoded))
+
+
+class PreparedWork:
+    """Stands where the trainer stands: every update is the prepared vector, every evaluation that of made-up rows.
+
+    The vector's first value is the round's number, so that no two rounds send the same payload.
+
+    Args:
+        vector: The update [values]; kept, and changed in its first value.
+    """
+
+    def __init__(self, vector: F32) -> None:
+        self._vector = vector
+
+    async def ask(self, request: protocol.Request) -> protocol.Answer:
+        """The trainer's answer to `request`, as far as it needs no data."""
+        begun = time.perf_counter()
+        match request:
+            case protocol.Warm() | protocol.CheckData():
+                return protocol.Done()
+            case protocol.ComputeStatistics():
+                return protocol.Failed("data", "a bare site has no rows: give the job a task without statistics")
+            case protocol.Train():
+                self._vector[0] = request.round_number
+                content, length = self._vector.data, self._vector.size
+            case protocol.Evaluate():
+                counts = _evaluation(request.subject.job)
+                content, length = counts.data, counts.size
+            case _:
+                assert_never(request)
+        await asyncio.to_thread(Path(request.output).write_bytes, content)
+        return protocol.Done(length, float(_ROWS), time.perf_counter() - begun)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@lru_cache(maxsize=8)
+def _evaluation(text: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The evaluation of made-up outputs, of the length that the job's task wants."""
+    job = parse_job(text)
+    task: Task = plugins.load("tasks", job.task.kind).make(job)
+    outputs = np.random.default_rng(0).standard_normal((_ROWS, task.outputs)).astype(np.float32)
+    return task.evaluate(outputs, np.arange(_ROWS) % max(2, task.outputs))
+
+
+async def _attend(folder: Path, vector: F32) -> None:
+    member, policy = Membership.load(folder), parse(EXAMPLE, "the example policy")
+    agent = Agent(folder, member.line, member.me, lambda: policy, lambda _: None, PreparedWork(vector))
+    await agent.run()
+
+
+async def _attend_all(folders: list[Path], vector: F32) -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with asyncio.TaskGroup() as sites:
+        for folder in folders:
+            sites.create_task(_attend(folder, vector.copy()))
+
+
+def main() -> None:
+    """Attends until it is told to end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds a membership")
+    parser.add_argument("--vector", required=True, type=Path, help="the update: a .npy file of float32 values")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    vector: F32 = np.load(arguments.vector)
+    try:
+        asyncio.run(_attend_all(arguments.folders, vector))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return
+
+
+if __name__ == "__main__":
+    main()
