@@ -42,7 +42,14 @@ from client.session import (
 from client.training import protocol
 from client.training.trainer import Trainer
 from federation.blobs import BlobRef, BlobStore
-from federation.errors import IdentityError, LocalProtocolError, ParleyError, UnreachableError
+from federation.errors import (
+    IdentityError,
+    LocalProtocolError,
+    ParleyError,
+    StorageError,
+    UnreachableError,
+    WhoActs,
+)
 from federation.job import parse
 from federation.messages import DeclineCause, FromSite, Heartbeat, JobOffer, RevocationList, StepKind, StepStart
 from strategies import strategy
@@ -195,10 +202,15 @@ class Agent:
         async def done() -> None:
             try:
                 event = await work
+            except StorageError as failed:
+                event = WorkFailed(job, DeclineCause.RESOURCES, str(failed))
             except ParleyError as failed:
                 event = WorkFailed(job, DeclineCause.INTERNAL, str(failed))
             except OSError as failed:
                 event = WorkFailed(job, DeclineCause.RESOURCES, f"this machine's disk refused: {failed}")
+            except Exception as bug:  # whatever it is: the coordinator must hear that nothing will come
+                log.exception("the agent failed at its work")
+                event = WorkFailed(job, DeclineCause.INTERNAL, f"the agent failed: {type(bug).__name__}")
             self._doing = None
             self._feed(event)
 
@@ -229,9 +241,10 @@ class Agent:
 
     async def _fetch(self, step: StepStart) -> Event:
         blobs = self._blobs(step.job)
-        for ref in (step.model, step.preparation):
-            if ref is not None:
-                await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
+        wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
+        _drop_others(blobs.folder, wanted)
+        for ref in wanted:
+            await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
         return Fetched(step)
 
     async def _upload(self, step: StepStart, payload: BlobRef) -> Event:
@@ -244,7 +257,9 @@ class Agent:
         while True:
             try:
                 await transfer(self._connection)
-            except UnreachableError as cut:
+            except (UnreachableError, StorageError) as cut:
+                if isinstance(cut, StorageError) and cut.who is not WhoActs.COORDINATOR:
+                    raise  # this machine's disk; the coordinator's has room again when its operator has seen to it
                 seconds = backoff.seconds()
                 log.info("a transfer was cut off (%s); it goes on in %.1f s", cut.problem, seconds)
                 await asyncio.sleep(seconds)
@@ -295,6 +310,14 @@ class Agent:
             str(result),
             proximal=strategy.load(settings).local.proximal,
         )
+
+
+def _drop_others(folder: Path, wanted: list[BlobRef]) -> None:
+    """Drops what earlier steps left in a job's folder, so that it does not grow with the rounds."""
+    names = {ref.hex for ref in wanted}
+    for file in folder.iterdir():
+        if file.name.removesuffix(".part") not in names:
+            file.unlink()
 
 
 def _named(file: Path) -> BlobRef:

@@ -216,8 +216,8 @@ def _foreign(shown: Presented, address: str, tls_name: str, root: RootCertificat
             who=WhoActs.SITE,
         )
     return UnreachableError(
-        f"what answers at {address} is not the coordinator of {root.consortium}: its certificate is for "
-        f"{', '.join(shown.names) or 'nobody'}, made by {shown.issuer!r}",
+        f"what answers at {address} does not show a certificate of this consortium's root, but one for "
+        f"{', '.join(shown.names) or 'nobody'} that was made by {shown.issuer!r}",
         fix="check the address; if the consortium was founded anew, join again with a new invitation",
         who=WhoActs.SITE,
     )

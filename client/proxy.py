@@ -99,7 +99,7 @@ def chosen(address: str, environment: Mapping[str, str], *, flag: str = "", fold
 
     The flag decides; without it `FILE` in the member's folder; without that the environment: HTTPS_PROXY, GRPC_PROXY or
     HTTP_PROXY, the first that is set, in lower case before upper case as curl has it. NO_PROXY is of the environment
-    and takes back only what the environment names.
+    and takes back only what the environment names; so is the rule that this machine itself is dialled directly.
 
     Raises:
         ConfigurationError: What decides cannot be used; the message names it.
@@ -113,7 +113,7 @@ def chosen(address: str, environment: Mapping[str, str], *, flag: str = "", fold
         return None
     url, source = found
     excluded, _ = _named(environment, ("no_proxy",)) or ("", "")
-    return None if _excludes(excluded, address) else Proxy.parse(url, source)
+    return None if _excludes(excluded, address) or _here(address) else Proxy.parse(url, source)
 
 
 def _own(flag: str, folder: Path | None) -> tuple[str, str] | None:
@@ -154,6 +154,11 @@ def _excludes(excluded: str, address: str) -> bool:
         if domain in {"*", host} or host.endswith(f".{domain.lstrip('*.')}"):
             return True
     return False
+
+
+def _here(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]").lower()
+    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def _entry(entry: str) -> tuple[str, str]:

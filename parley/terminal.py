@@ -23,7 +23,20 @@ from rich.console import Console
 from federation.errors import ConfigurationError, DataContractError, ParleyError, UnreachableError
 from parley.homes import Home, home_folder
 
-__all__ = ["HomeOption", "JsonOption", "ago", "console", "emit", "errors", "exit_code", "home", "logs", "moment", "run"]
+__all__ = [
+    "HomeOption",
+    "JsonOption",
+    "ago",
+    "complain",
+    "console",
+    "emit",
+    "errors",
+    "exit_code",
+    "home",
+    "logs",
+    "moment",
+    "run",
+]
 
 T = TypeVar("T")
 
@@ -110,7 +123,8 @@ def complain(error: ParleyError, as_json: bool) -> None:
         told = {"kind": type(error).__name__, "problem": error.problem, "who": error.who.value, "fix": error.fix}
         print(json.dumps({"error": told}, indent=2))
         return
-    errors.print(f"[red]refused:[/] {_escaped(error.problem)}")
+    word = "unreachable" if isinstance(error, UnreachableError) else "refused"
+    errors.print(f"[red]{word}:[/] {_escaped(error.problem)}")
     if error.fix:
         errors.print(f"[bold]to fix[/] ({error.who.value}): {_escaped(error.fix)}")
 

@@ -15,10 +15,7 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")  
 import numpy as np
 
 from client.connection import Connection, Line
-from coordinator.coordinator import Coordinator
 from coordinator.members import CoordinatorIdentity
-from coordinator.service import serve
-from coordinator.store import Store, url_in
 from federation import codec
 from federation.blobs import BlobStore
 from federation.job import digest
@@ -28,7 +25,6 @@ from federation.messages import (
     Declined,
     Hello,
     JobAccepted,
-    JobEnded,
     JobOffer,
     Role,
     StepKind,
@@ -45,6 +41,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from coordinator.coordinator import Coordinator
+    from coordinator.store import Store
     from federation.messages import (
         FromCoordinator,
         FromSite,
@@ -229,7 +227,13 @@ class Site:
 
     def hello(self, **changes: object) -> Hello:
         """Its first word."""
-        said = {"protocol": 1, "software": "0.1.0", "statement": self.member.statement, "nonce": bytes(32), "clock": 1.0}
+        said = {
+            "protocol": 1,
+            "software": "0.1.0",
+            "statement": self.member.statement,
+            "nonce": bytes(32),
+            "clock": 1.0,
+        }
         return Hello(**(said | changes))
 
     async def attend(self, running: Running) -> None:
@@ -282,7 +286,7 @@ class Site:
 async def until(holds: Callable[[], bool]) -> None:
     """Returns once `holds` does."""
     async with asyncio.timeout(PATIENCE):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - it looks at the product's own state, which sets no event
             await asyncio.sleep(0.002)
 
 

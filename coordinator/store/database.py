@@ -275,7 +275,7 @@ def _refuse_careless(connection: Connection) -> None:
     fsync, encoding = (connection.exec_driver_sql(f"SHOW {name}").scalar() for name in ("fsync", "server_encoding"))
     if fsync != "on":
         raise StorageError(
-            f"{place(connection.engine.url)} would lose committed rounds in a power cut: its server has fsync = {fsync}",
+            f"{place(connection.engine.url)} would lose rounds in a power cut: its server has fsync = {fsync}",
             fix="set fsync = on in postgresql.conf and reload the server",
             who=WhoActs.COORDINATOR,
         )

@@ -57,7 +57,7 @@ def only_holders_write(engine: Engine, purpose: str) -> None:
         _by_session(engine, purpose)
 
 
-def _in_use(address: URL, by: Holder | None) -> StorageError:
+def _in_use(address: URL, purpose: str, by: Holder | None) -> StorageError:
     if by is None:
         return StorageError(
             f"another program uses {place(address)}",
@@ -65,7 +65,7 @@ def _in_use(address: URL, by: Holder | None) -> StorageError:
             who=WhoActs.COORDINATOR,
         )
     return StorageError(
-        f"another {by} uses {place(address)}",
+        f"{'another' if by.purpose == purpose else 'a'} {by} uses {place(address)}",
         fix=f"stop it there (kill {by.process}, or systemctl stop when it is a service), then try again",
         who=WhoActs.COORDINATOR,
     )
@@ -97,8 +97,7 @@ def _locked(address: URL, purpose: str) -> int:
     with disk_told(address):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not _lock(descriptor):
-                raise _in_use(address, _signed_by(path))
+            _lock(descriptor, address, purpose, path)
             _share_owner(descriptor, database)
             me = Holder(purpose, os.getpid(), socket.gethostname(), time.time())
             os.ftruncate(descriptor, 0)
@@ -109,16 +108,15 @@ def _locked(address: URL, purpose: str) -> int:
     return descriptor
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, address: URL, purpose: str, path: Path) -> None:
     if os.name == "nt":
-        return True  # Windows runs sites only
+        return  # Windows runs sites only
     import fcntl
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    except BlockingIOError as taken:
+        raise _in_use(address, purpose, _signed_by(path)) from taken
 
 
 def _share_owner(descriptor: int, database: Path) -> None:
@@ -145,9 +143,7 @@ def _by_session(engine: Engine, purpose: str) -> None:
     def _take(connection: Any, _record: ConnectionPoolEntry) -> None:
         try:
             _sign(connection, me)
-            if not _acquire(connection):
-                raise _in_use(engine.url, _holding(connection))
-            connection.commit()
+            _acquire(connection, engine.url, purpose)
         except BaseException:
             connection.close()
             raise
@@ -164,15 +160,15 @@ def _sign(connection: Any, me: str) -> None:
     connection.commit()
 
 
-def _acquire(connection: Any) -> bool:
+def _acquire(connection: Any, address: URL, purpose: str) -> None:
     import psycopg
 
     try:
         connection.execute("SELECT pg_advisory_lock(%s, %s)", _KEY)
-    except psycopg.errors.LockNotAvailable:
+        connection.commit()
+    except psycopg.errors.LockNotAvailable as taken:
         connection.rollback()
-        return False
-    return True
+        raise _in_use(address, purpose, _holding(connection)) from taken
 
 
 def _holding(connection: Any) -> Holder | None:

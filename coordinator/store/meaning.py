@@ -15,7 +15,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 
 from federation.errors import LocalProtocolError, StorageError, WhoActs
 
-__all__ = ["disk_told", "file_of", "place", "told"]
+__all__ = ["disk_told", "file_of", "place", "shown", "told"]
 
 _LOCKED = ("is locked by another program", "stop the other coordinator or tool that has it open, then try again")
 _DAMAGED = "restore it from a backup, or move it away to begin a new one"
@@ -53,7 +53,7 @@ _SYSTEM = {
 _STARTING = ("is starting or stopping", "wait until the server runs again; nothing is lost meanwhile")
 _BROKEN_OFF = (
     "does not answer: the connection broke off",
-    "check the server and the network between; it is tried again",
+    "check the server and the network between",
 )
 _SERVER = ("does not answer as it must", "check its URL, and that this user may create and change tables there")
 
@@ -101,7 +101,7 @@ _POSTGRESQL_SAYS = (
         ("does not answer: no way leads to its server", "check host, port and the firewalls between"),
     ),
     (
-        r"closed the connection|connection is closed|connection is lost|consuming input failed|reset by peer",
+        r"closed the connection|connection is (closed|lost)|consuming input failed|reset by peer",
         _BROKEN_OFF,
     ),
 )
@@ -150,11 +150,16 @@ def disk_told(address: URL) -> Iterator[None]:
 
 
 def place(address: URL) -> str:
-    """A store's place as people may read it, without passwords."""
+    """Which store an address names, in words."""
+    return f"the store {shown(address)}"
+
+
+def shown(address: URL) -> str:
+    """An address as people may read it: a file's path, or a URL without its passwords."""
     if address.get_backend_name() == "sqlite":
-        return f"the store {file_of(address)}"
+        return str(file_of(address))
     public = address.set(drivername="postgresql").difference_update_query(_SECRETS)
-    return f"the store {public.render_as_string(hide_password=True)}"
+    return public.render_as_string(hide_password=True)
 
 
 def file_of(address: URL) -> Path:

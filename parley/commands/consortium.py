@@ -1,14 +1,17 @@
 """`parley consortium`: the root key, invitations, approvals and revocations, on the administrator's machine."""
 
+import getpass
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.prompt import Confirm
 from rich.table import Table
 
-from federation.errors import IdentityError, ParleyError, UnreachableError, WhoActs
+from federation.errors import ConfigurationError, IdentityError, ParleyError, UnreachableError, WhoActs
 from federation.messages import ApproveEnrolment, EnrolmentRequest, ListPending, Pending, PublishRevocations, Role
 from parley.dialling import ask
 from parley.homes import Consortium, ConsortiumHome, Home, coordinator_request
@@ -43,6 +46,10 @@ def init(
 ) -> None:
     """Makes the root key. It stays on this machine and never goes to the coordinator."""
     where = home(home_)
+    if no_passphrase and passphrase_file is not None:
+        raise ConfigurationError(
+            "--no-passphrase and --passphrase-file exclude one another", fix="give one of them", who=WhoActs.YOU
+        )
     passphrase = None if no_passphrase else _new_passphrase(passphrase_file)
     consortium = where.consortium.create(
         name,
@@ -107,7 +114,7 @@ def pending(home_: HomeOption = None, as_json: JsonOption = False) -> None:
     if not requests:
         console.print("Nobody waits for approval.")
     for request in requests:
-        _print_fingerprints(request)
+        _print_fingerprints(request, console)
 
 
 @app.command()
@@ -177,6 +184,10 @@ def read_string(given: str) -> str:
         return path.read_text().strip() if len(given) < 1000 and path.is_file() else given.strip()  # noqa: PLR2004 - a path
     except OSError:
         return given.strip()
+    except UnicodeDecodeError as broken:
+        raise ConfigurationError(
+            f"the file {given} is not text", fix="name the file that holds the string", who=WhoActs.YOU
+        ) from broken
 
 
 def _published(where: Home, request: PublishRevocations) -> None:
@@ -196,38 +207,49 @@ def _pending(where: Home) -> tuple[EnrolmentRequest, ...]:
 
 
 def _show(request: EnrolmentRequest, *, yes: bool) -> None:
-    _print_fingerprints(request)
+    _print_fingerprints(request, errors)
     if not yes and not Confirm.ask("Does the newcomer read out the same fingerprints?", console=errors, default=False):
         raise ParleyError(
             "not approved: the fingerprints were not confirmed", fix="compare them by telephone and try again"
         )
 
 
-def _print_fingerprints(request: EnrolmentRequest) -> None:
+def _print_fingerprints(request: EnrolmentRequest, to: Console) -> None:
     prints = identity.fingerprints(request)
-    errors.print(f"[bold]{request.name}[/] of {request.organisation} asks to be {request.role.value}")
-    errors.print(f"  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
+    to.print(f"[bold]{request.name}[/] of {request.organisation} asks to be {request.role.value}")
+    to.print(f"  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
 
 
 def _new_passphrase(file: Path | None) -> str:
     if file is not None:
         return _first_line(file)
-    return str(typer.prompt("Passphrase for the root key", hide_input=True, confirmation_prompt=True, err=True))
+    return _asked("Passphrase for the root key", confirmation=True)
 
 
 def _unlocked(consortium: ConsortiumHome, file: Path | None) -> Consortium:
     if not consortium.encrypted:
         return consortium.unlock(None)
-    passphrase = (
-        _first_line(file) if file else str(typer.prompt("Passphrase of the root key", hide_input=True, err=True))
-    )
-    return consortium.unlock(passphrase)
+    return consortium.unlock(_first_line(file) if file else _asked("Passphrase of the root key"))
+
+
+def _asked(what: str, *, confirmation: bool = False) -> str:
+    """What is typed, unseen, at the terminal."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", getpass.GetPassWarning)  # without a terminal the typing would be seen
+            return str(typer.prompt(what, hide_input=True, confirmation_prompt=confirmation, err=True))
+    except getpass.GetPassWarning as blind:
+        raise ConfigurationError(
+            "there is no terminal here to ask for the root key's passphrase",
+            fix="name a file whose first line it is: --passphrase-file FILE",
+            who=WhoActs.YOU,
+        ) from blind
 
 
 def _first_line(file: Path) -> str:
     try:
         return file.read_text().splitlines()[0]
-    except (OSError, IndexError) as broken:
+    except (OSError, IndexError, UnicodeDecodeError) as broken:
         raise IdentityError(
             f"cannot read a passphrase from {file}", fix="name a file whose first line it is", who=WhoActs.YOU
         ) from broken

@@ -63,12 +63,16 @@ def serve(
         str,
         typer.Option(help="Store's SQLAlchemy URL [default: an SQLite file in HOME/coordinator].", show_default=False),
     ] = "",
-    health_port: Annotated[int, typer.Option(help="Port of the health probe, on 127.0.0.1 only; 0: none.")] = 0,
+    health_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the health probe, on 127.0.0.1 only; 0: none.")
+    ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
     home_: HomeOption = None,
 ) -> None:
     """Runs the coordinator until it is told to end; jobs go on from their last committed step."""
     logs(verbose)
+    if listen:
+        identity.require_address(listen)
     member = home(home_).coordinator
     run(_serve(member, listen, store or f"sqlite:///{member.folder / 'parley.db'}", health_port))
 

@@ -1,6 +1,8 @@
 """`parley job`: write, check, submit and watch jobs."""
 
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,7 @@ from rich.text import Text
 from client.connection import Connection
 from federation import plugins
 from federation.blobs import BlobStore
-from federation.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from federation.errors import LocalProtocolError, RemoteProtocolError
 from federation.job import Job, parse
 from federation.messages import (
     JobAdded,
@@ -58,14 +60,8 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Makes the initial model here and hands the job to the coordinator."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as missing:
-        raise ConfigurationError(
-            f"cannot read the job file {file}: {missing}", fix="name a readable TOML file"
-        ) from missing
     operator = home(home_).operator
-    job = submit_text(operator, text, str(file))
+    job = submit_text(operator, job_files.read(file), str(file))
     if watch_:
         _watch(operator, job, as_json=as_json)
     elif as_json:
@@ -177,12 +173,33 @@ def _watch(operator: MemberHome, job: str, *, as_json: bool) -> None:
 async def _live(operator: MemberHome, job: str) -> JobView:
     view: JobView | None = None
     async with Connection.opened(line(operator.load())) as connection:
-        with Live(console=console, refresh_per_second=10, vertical_overflow="visible") as live:
+        with _screen() as show:
             async for view in connection.watch(job):
-                live.update(drawn(view))
+                show(view)
     if view is None:
         raise RemoteProtocolError(f"the coordinator showed nothing of job {job}")
     return view
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[JobView], None]]:
+    """Shows views: in place at a terminal; elsewhere a line for each new round or state, and the last one whole."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=10, vertical_overflow="visible") as live:
+            yield lambda view: live.update(drawn(view))
+        return
+    told = ""
+
+    def show(view: JobView) -> None:
+        nonlocal told
+        news = f"{view.id}  {view.state.value}  round {view.round} of {view.rounds}"
+        if view.state.over:
+            console.print(drawn(view))
+        elif news != told:
+            console.print(news, highlight=False)
+        told = news
+
+    yield show
 
 
 def _view(operator: MemberHome, job: str) -> JobView:
@@ -211,7 +228,7 @@ def drawn(view: JobView) -> Group:
         parts.append(Text(f"best so far: round {view.best_round}: {_metrics(_best(view))}"))
     table = Table("site", "organisation", "state", "last seen", "seconds", "sent and received", "what holds it back")
     for site in view.sites:
-        table.add_row(*_row(site), style="yellow" if site.trouble else "")
+        table.add_row(*map(Text, _row(site)), style="yellow" if site.trouble else "")  # as Text: sites write no markup
     return Group(*parts, table)
 
 

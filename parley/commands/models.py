@@ -53,8 +53,8 @@ def show(model: ModelArgument, home_: HomeOption = None, as_json: JsonOption = F
     console.print(f"digest {card['model_digest']}", highlight=False)
     console.print("metrics  " + "  ".join(f"{name} {value:.4g}" for name, value in card["metrics"].items()))
     console.print("sites    " + ", ".join(f"{site['name']} ({site['organisation']})" for site in card["sites"]))
-    console.print("columns  " + ", ".join(column["name"] for column in card["contract"]["columns"]))
-    console.print(f"privacy  {card['privacy']['statement']}")
+    console.print("columns  " + ", ".join(column["name"] for column in card["contract"]["columns"]), markup=False)
+    console.print(f"privacy  {card['privacy']['statement']}", markup=False)
 
 
 @app.command()
@@ -82,7 +82,9 @@ def fetch(operator: MemberHome, model: str, folder: Path) -> ModelView:
         StorageError: The folder cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"{folder} is there already", fix="name another folder with --to", who=WhoActs.YOU)
+        raise ConfigurationError(
+            f"{folder} is there already and not empty", fix="name another folder with --to", who=WhoActs.YOU
+        )
     view = _shown(operator, model)
 
     async def brought(blobs: BlobStore) -> None:
@@ -114,6 +116,10 @@ def predict(
     from client.data.registry import DataSet
     from serving.predictor import Predictor
 
+    if not data.is_file():
+        raise ConfigurationError(
+            f"there is no file {data}", fix="name a CSV or Parquet file with the contract's columns", who=WhoActs.YOU
+        )
     table = readers.read(DataSet.of("data", str(data)))
     predictions = Predictor.load(model).predict(table)
     if as_json:
@@ -122,7 +128,8 @@ def predict(
         try:
             predictions.to_csv(output, index=False)
         except OSError as refused:
-            raise StorageError(f"cannot write {output}: {refused.strerror}", fix="name another file") from refused
+            problem = f"cannot write {output}: {refused.strerror or refused}"
+            raise StorageError(problem, fix="name another file with --output") from refused
         console.print(f"{len(predictions)} predictions in {output}")
     else:
         print(predictions.to_csv(index=False), end="")

@@ -4,12 +4,17 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from client.backoff import Backoff
 from client.connection import Connection as Wire
@@ -17,11 +22,11 @@ from client.connection import Line
 from client.data.registry import DataSet, DataSets
 from client.policy import EXAMPLE, Policy, parse
 from client.session import SiteIdentity
-from federation.errors import ConfigurationError, UnreachableError, WhoActs
+from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState
 from parley.commands.consortium import read_string
 from parley.dialling import line
-from parley.homes import Connection, Identity, MemberHome
+from parley.homes import Connection, Identity, MemberHome, files
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, logs, run
 from privacy import identity
 
@@ -51,7 +56,7 @@ def join(
     join_as(member, read_string(invitation), proxy)
     policy = member.folder / _POLICY
     if not policy.exists():
-        policy.write_text(EXAMPLE)
+        files.write(policy, EXAMPLE.encode())
     console.print(f"What this site takes part in is for you to say: {policy}")
     console.print("Next:  parley site dataset add NAME PATH   and then   parley site run")
 
@@ -74,8 +79,10 @@ def join_as(member: MemberHome, text: str, proxy: str = "") -> None:
     prints = identity.fingerprints(request)
     errors.print(f"Joining {invitation.consortium} as [bold]{invited.name}[/] through {invitation.address}")
     errors.print(f"Root fingerprint, to compare with the administrator's: {invitation.root.fingerprint}")
-    errors.print(f"This site's, to read out:\n  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
-    with errors.status("Waiting for the consortium's administrator to approve ..."):
+    errors.print(f"This {invited.role.value}'s, to read out:")
+    errors.print(f"  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
+    errors.print(f"Waiting until the administrator runs:  parley consortium approve {invited.name}")
+    with errors.status("Waiting ..."):
         credential = run(approved(door(invitation, proxy), request))
     me = install(member, invitation, credential)
     console.print(f"[bold]{me.statement.name}[/] is a member of {me.root.consortium}.")
@@ -96,15 +103,19 @@ def door(invitation: identity.Invitation, proxy: str = "") -> Line:
 async def approved(door: Line, request: EnrolmentRequest) -> Credential:
     """The credential of a request, once the administrator has approved it; waits through any number of cuts."""
     backoff = Backoff(longest=10.0)
+    told = ""
     while True:
         try:
             async with Wire.opened(door) as wire:
                 async for status in wire.enrol(request):
                     backoff.reset()
+                    told = ""
                     if status.state is EnrolmentState.APPROVED and status.credential is not None:
                         return status.credential
         except UnreachableError as away:
-            errors.print(f"{away.problem}; trying again")
+            if away.problem != told:
+                told = away.problem
+                errors.print(f"{away.problem}; trying again until it answers", markup=False, highlight=False)
         await asyncio.sleep(backoff.seconds())
 
 
@@ -133,8 +144,29 @@ def attend(
     read_policy(member)
     if not DataSets(member.folder).list():
         log.warning("no data set is registered here yet: parley site dataset add NAME PATH")
-    with contextlib.suppress(asyncio.CancelledError):
+    with _only_agent(member.folder), contextlib.suppress(asyncio.CancelledError):
         run(_attend(member, proxy))
+    log.info("ended")
+
+
+@contextlib.contextmanager
+def _only_agent(folder: Path) -> Iterator[None]:
+    """Holds the site's folder: two agents would close one another's streams and delete one another's work."""
+    with (folder / "agent.lock").open("a+b") as lock:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as taken:
+            raise StorageError(
+                f"another agent of this site runs already, with the folder {folder}", fix="let that one run, or end it"
+            ) from taken
+        yield
 
 
 async def _attend(member: MemberHome, proxy: str) -> None:
@@ -183,6 +215,8 @@ def read_policy(member: MemberHome) -> Policy:
         raise ConfigurationError(
             f"this site has no policy at {path}", fix="write it; `parley site join` makes the first", who=WhoActs.SITE
         ) from missing
+    except UnicodeDecodeError as broken:
+        raise ConfigurationError(f"{path} is not UTF-8 text", fix="save it as UTF-8", who=WhoActs.SITE) from broken
     return parse(text, str(path))
 
 
@@ -217,7 +251,7 @@ def add_dataset(
     found = DataSet.of(name, location, query)
     with errors.status(f"Reading {found.shown} ..."):
         rows = DataSets(home(home_).site.folder).add(found)
-    console.print(f"[bold]{name}[/]: {rows} rows at {found.shown}. They stay there.")
+    console.print(f"[bold]{name}[/]: {rows} rows at {escape(found.shown)}. They stay there.")
 
 
 @dataset.command("list")
@@ -229,8 +263,8 @@ def list_datasets(home_: HomeOption = None, as_json: JsonOption = False) -> None
         return
     table = Table("name", "kind", "location", "query")
     for each in found:
-        table.add_row(each.name, each.kind, each.shown, each.query)
-    console.print(table)
+        table.add_row(each.name, each.kind, Text(each.shown), Text(each.query))  # as Text: SQL may have brackets
+    console.print(table if found else "No data set is registered yet. Next:  parley site dataset add NAME PATH")
 
 
 @dataset.command("remove")

@@ -101,9 +101,7 @@ def _submit(trial: Trial, environment: dict[str, str]) -> None:
     }
     overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     run = [str(_programs() / "flwr"), "run", str(_APP), "here", "--run-config", overrides]
-    done = subprocess.run(
-        run, capture_output=True, text=True, check=False, timeout=_START, env=os.environ | environment
-    )
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=os.environ | environment)
     if done.returncode != 0:
         raise ParleyError(f"flwr run failed:\n{done.stdout}{done.stderr}")
 

@@ -148,6 +148,11 @@ class Processes:
         """The last lines that a process has printed."""
         return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:])
 
+    def waited(self, seconds: float, what: str) -> ParleyError:
+        """The error that says what did not come within `seconds`, with the last lines of every process."""
+        said = "".join(f"\n--- {name}\n{self.tail(name)}" for name in self._started)
+        return ParleyError(f"waited {seconds:.0f} s for {what}{said}")
+
     def mark(self) -> Mark:
         """This moment."""
         return Mark(time.time(), sum(process.cpu for process in self._alive()), _machine_cpu())
@@ -200,7 +205,7 @@ def until(holds: Callable[[], bool], processes: Processes, what: str, *, patienc
     while not holds():
         processes.check()
         if time.monotonic() > limit:
-            raise ParleyError(f"waited {patience:.0f} s for {what}")
+            raise processes.waited(patience, what)
         time.sleep(every)
 
 

@@ -144,14 +144,15 @@ async def _run(trial: Trial, processes: Processes, operator: Membership) -> tupl
 
 async def _attended(connection: Connection, processes: Processes, count: int) -> None:
     """Returns when `count` sites attend."""
-    async with asyncio.timeout(_PATIENCE):
-        while True:
-            processes.check()
-            with suppress(UnreachableError):  # the coordinator is still starting
-                reply = await connection.operate(ListSites())
-                if isinstance(reply, Sites) and sum(site.connected for site in reply.sites) == count:
-                    return
-            await asyncio.sleep(0.05)
+    limit = time.monotonic() + _PATIENCE
+    while time.monotonic() < limit:
+        processes.check()
+        with suppress(UnreachableError):  # the coordinator is still starting
+            reply = await connection.operate(ListSites())
+            if isinstance(reply, Sites) and sum(site.connected for site in reply.sites) == count:
+                return
+        await asyncio.sleep(0.05)
+    raise processes.waited(_PATIENCE, f"{count} sites to attend")
 
 
 async def _submitted(connection: Connection, trial: Trial) -> str:

@@ -36,7 +36,6 @@ Result = dict[str, dict[str, Figures]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what the command line asks for, prints it, and returns the exit status."""
     asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the processes are ended on the way out
     try:
         sizes = [Size.parse(text) for text in asked.sizes.split(",")]
         result = _measured(sizes, (asked.only,) if asked.only else tuple(_SIDES), asked.rounds, asked.sites)
@@ -79,6 +78,7 @@ def _measured(sizes: Sequence[Size], sides: Sequence[str], rounds: int | None, s
         result[size.name] = {}
         for side in sides:
             with tempfile.TemporaryDirectory(prefix="parley-rounds-", ignore_cleanup_errors=True) as folder:
+                progress(f"{side} {size.name}: starting")
                 trial = Trial.prepare(Path(folder), size, rounds=rounds or _ROUNDS[side], sites=sites)
                 result[size.name][side] = _SIDES[side](trial)
     return result
@@ -119,4 +119,5 @@ def _ratios(parley: Figures, flower: Figures) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: the processes are ended on the way out
     sys.exit(main())

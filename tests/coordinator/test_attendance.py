@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -17,6 +16,7 @@ from coordinator import attendance
 from coordinator.attendance import Peer
 from coordinator.records import SitePresence
 from federation import codec
+from federation.blobs import BlobRef
 from federation.errors import IdentityError, ParleyError, RemoteProtocolError, StorageError
 from federation.messages import (
     Contribution,
@@ -25,10 +25,8 @@ from federation.messages import (
     Hello,
     JobAccepted,
     Refusal,
-    Role,
     Welcome,
 )
-from federation.blobs import BlobRef
 from tests.consortium import Consortium, Running, Site, soon, until
 
 if TYPE_CHECKING:
@@ -61,7 +59,9 @@ def test_a_site_accepts_the_welcome(running: Serving, site: Sites, consortium: C
 
     async def story() -> Welcome:
         a = site("a")
-        session, other = (Session(SiteIdentity(a.member.statement, consortium.root.public, consortium.nobody)) for _ in "ab")
+        session, other = (
+            Session(SiteIdentity(a.member.statement, consortium.root.public, consortium.nobody)) for _ in "ab"
+        )
         (hello,) = session.receive(Connected(b"n" * 32, "0.1.0"), consortium.now)
         other.receive(Connected(b"m" * 32, "0.1.0"), consortium.now)
         a.hello = lambda **_: hello.message
@@ -178,7 +178,8 @@ def test_what_cannot_be_is_refused_and_the_stream_goes_on(running: Serving, site
     asyncio.run(story())
 
 
-def test_heartbeats_come_and_say_who_attends(running: Serving, site: Sites, quick: None) -> None:
+@pytest.mark.usefixtures("quick")
+def test_heartbeats_come_and_say_who_attends(running: Serving, site: Sites) -> None:
     """The store learns with each of them who is here, and at the end that nobody is."""
 
     async def story() -> None:
@@ -199,7 +200,8 @@ def _seen(hub: Running) -> list[tuple[str, bool, str]]:
     return [(each.name, each.connected, each.state) for each in hub.store.presence()]
 
 
-def test_sites_that_were_here_before_a_crash_are_away_after_it(running: Serving, quick: None) -> None:
+@pytest.mark.usefixtures("quick")
+def test_sites_that_were_here_before_a_crash_are_away_after_it(running: Serving) -> None:
     """A coordinator that was killed wrote no farewell; until a site comes back, it is not here."""
 
     async def story() -> None:
@@ -212,8 +214,9 @@ def test_sites_that_were_here_before_a_crash_are_away_after_it(running: Serving,
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("quick")
 def test_heartbeats_do_not_wait_for_the_store(
-    running: Serving, site: Sites, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: Serving, site: Sites, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the disk refuses to note who attends, sites are not left without a word; afterwards it is noted."""
 
@@ -239,9 +242,8 @@ def test_heartbeats_do_not_wait_for_the_store(
 # ------------------------------------------------------------------------------------------------------ who is let go
 
 
-def test_a_silent_site_is_let_go(
-    running: Serving, site: Sites, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_silent_site_is_let_go(running: Serving, site: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that says nothing for so long is told so and no longer attends; it may come back."""
 
     async def story() -> None:
@@ -260,9 +262,8 @@ def test_a_silent_site_is_let_go(
     asyncio.run(story())
 
 
-def test_a_site_whose_membership_ends_is_let_go(
-    running: Serving, site: Sites, consortium: Consortium, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_site_whose_membership_ends_is_let_go(running: Serving, site: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream does not outlive the membership under which it was opened."""
 
     async def story() -> None:
@@ -279,8 +280,9 @@ def test_a_site_whose_membership_ends_is_let_go(
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_site_that_does_not_read_is_let_go_and_no_longer_heard(
-    running: Serving, site: Sites, quick: None, monkeypatch: pytest.MonkeyPatch
+    running: Serving, site: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue fills to the limit and no further; it counts as away, and what it still says changes nothing."""
     monkeypatch.setattr(attendance, "_QUEUE", 10)
@@ -380,7 +382,12 @@ def test_operators_see_who_is_here_and_who_was(running: Serving, site: Sites) ->
         async with running() as hub:
             room, jobs = hub.coordinator.attendance, hub.coordinator.conductor
             never = room.view(b.member.statement, jobs)
-            assert (never.connected, never.state, never.last_seen, never.trouble) == (False, "away", 0.0, "not attending")
+            assert (never.connected, never.state, never.last_seen, never.trouble) == (
+                False,
+                "away",
+                0.0,
+                "not attending",
+            )
             async with hub.attending(a):
                 here = room.view(a.member.statement, jobs)
                 assert (here.connected, here.state, here.trouble) == (True, "attending", "")

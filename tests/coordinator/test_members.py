@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coordinator import members
-from federation.errors import IdentityError, ParleyError, UnreachableError
+from federation.errors import IdentityError, UnreachableError
 from federation.messages import (
     ApproveEnrolment,
     Credential,
@@ -22,18 +22,17 @@ from federation.messages import (
     PublishRevocations,
     RevocationList,
     Role,
-    StepEnded,
 )
 from parley.homes import Connection as HomeConnection
 from parley.homes import MemberHome
 from privacy import identity
 from privacy.identity import MemberKeys
-from tests.consortium import DAY, Consortium, Person, Running, Site, soon, until
+from tests.consortium import DAY, Consortium, Person, Running, Site, soon
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from federation.messages import EnrolmentRequest, EnrolmentStatus
+    from federation.messages import EnrolmentRequest, EnrolmentStatus, MembershipStatement
     from privacy.identity import Invitation
 
 Serving = Callable[..., AbstractAsyncContextManager[Running]]
@@ -166,8 +165,8 @@ def test_enrolments_that_cannot_be_are_refused_in_their_own_words(
             )
             foreign = Consortium().invitation("e", hub.address)
             for invitation in (old, replace(foreign, root=consortium.root.public)):
+                request = identity.make_request(invitation, MemberKeys.generate(), "0.1.0")
                 with pytest.raises(UnreachableError, match="hung up in the TLS handshake"):
-                    request = identity.make_request(invitation, MemberKeys.generate(), "0.1.0")
                     await soon(_statuses(hub, invitation, request))
             assert await hub.coordinator.members.pending() == (first,)
 
@@ -198,7 +197,7 @@ def test_a_newcomer_whose_invitation_is_withdrawn_waits_no_longer(
 def test_an_approval_that_is_not_the_roots_on_who_waits_changes_nothing(
     running: Serving, consortium: Consortium, operator: Person
 ) -> None:
-    """Of nobody, of another, by another root, with another certificate: each is refused, and the right one then taken."""
+    """Of nobody, of another, by another root, with another certificate: refused, and the right one then taken."""
     keys, other = MemberKeys.generate(), Consortium()
 
     async def story() -> None:
@@ -254,9 +253,7 @@ def test_an_approval_handed_in_again_changes_nothing(
     asyncio.run(story())
 
 
-def test_an_expired_membership_is_not_handed_out_again(
-    running: Serving, consortium: Consortium, operator: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_membership_is_not_handed_out_again(running: Serving, consortium: Consortium) -> None:
     """With the same keys and a new invitation, a former member is a newcomer that waits."""
     keys = MemberKeys.generate()
 
@@ -272,7 +269,9 @@ def test_an_expired_membership_is_not_handed_out_again(
     asyncio.run(story())
 
 
-def test_a_certificate_that_was_lost_with_the_store_is_said_to_be_lost(running: Serving, consortium: Consortium) -> None:
+def test_a_certificate_that_was_lost_with_the_store_is_said_to_be_lost(
+    running: Serving, consortium: Consortium
+) -> None:
     """A member known only because it attended cannot be given what the coordinator never had."""
     keys = MemberKeys.generate()
 
@@ -351,8 +350,8 @@ def test_a_membership_that_is_revoked_while_its_site_arrives_does_not_attend(
             room = hub.coordinator.members
             meet = room.meet
 
-            async def slowly(member: object) -> None:
-                await meet(a.member.statement)
+            async def slowly(member: MembershipStatement) -> None:
+                await meet(member)
                 await room.revoke(consortium.revoked(a.member))
 
             monkeypatch.setattr(room, "meet", slowly)

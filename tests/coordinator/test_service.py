@@ -1,4 +1,4 @@
-"""The gate and the payload streams, over real mutual TLS: who is refused learns why, and no room behind it hears of it."""
+"""The gate and the payload streams over real mutual TLS: who is refused learns why, and no room behind hears of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ssl
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -319,7 +319,7 @@ def test_each_role_keeps_to_its_calls(
 
 
 def test_a_long_refusal_arrives_whole(running: Serving, consortium: Consortium, job_text: Callable[..., str]) -> None:
-    """A job file with forty mistakes is refused with as many of them as a refusal carries, not with a limit of gRPC's."""
+    """A file with forty mistakes is refused with as many as a refusal carries, and not with a limit of gRPC's."""
     wrong = "".join(f'"größe_{number}" = {number}\n' for number in range(40))
 
     async def story() -> str:
@@ -373,10 +373,8 @@ def test_nothing_is_said_to_a_peer_without_a_certificate(running: Serving) -> No
     async def story() -> None:
         async with running() as hub:
             said = b""
-            try:
+            with suppress(ssl.SSLError, ConnectionError):  # told so by an alert, or cut off
                 _, said = await asyncio.to_thread(_tls, hub, ssl.TLSVersion.TLSv1_3, None)
-            except (ssl.SSLError, ConnectionError):
-                pass  # told so by an alert, or cut off
             assert said == b""
 
     asyncio.run(story())
@@ -442,9 +440,7 @@ def test_a_connection_that_is_not_known_to_be_tls_1_3_is_refused(
             del known["ssl_tls_version"]
             return known | ({"ssl_tls_version": version} if version else {})
 
-    monkeypatch.setattr(
-        service._Service, "_certificate", lambda self, context: taken(self, Downgraded(context))
-    )
+    monkeypatch.setattr(service._Service, "_certificate", lambda self, context: taken(self, Downgraded(context)))
 
     async def story() -> None:
         async with running() as hub, hub.opened(consortium.member("op", Role.OPERATOR)) as connection:
@@ -511,7 +507,9 @@ class Training:
         """Opens an upload of a's, sends these chunks, and cuts the call off once the coordinator has them on disk."""
         partial = self.hub.folder / "spool" / (job or self.job) / "a" / f"{payload.hex}.part"
         async with self.hub.opened(self.a.member) as connection:
-            call = connection._upload(_said(UploadOpen(job or self.job, payload), *chunks), metadata=connection._metadata)
+            call = connection._upload(
+                _said(UploadOpen(job or self.job, payload), *chunks), metadata=connection._metadata
+            )
             reply = codec.decode_upload_reply(await anext(aiter(call)))
             assert isinstance(reply, UploadOffset)
             expected = reply.offset + sum(map(len, chunks))
@@ -680,7 +678,9 @@ WRONG = (
     Wrong(lambda _: [b"\xff\xff"], "malformed UploadRequest"),
     Wrong(lambda job: [_open(job, GOOD), _open(job, GOOD)], "a opened a second payload in one stream"),
     Wrong(
-        lambda job: [_open(job, OTHER), *CHUNKS], "a payload's bytes are not those its digest 000000000000 names", ends=True
+        lambda job: [_open(job, OTHER), *CHUNKS],
+        "a payload's bytes are not those its digest 000000000000 names",
+        ends=True,
     ),
     Wrong(
         lambda job: [_open(job, GOOD), *CHUNKS[:2], CHUNKS[0]],
@@ -753,7 +753,12 @@ def test_what_is_not_offered_cannot_be_downloaded(
             fetched = BlobStore(tmp_path / "fetched")
             stranger, operator = consortium.member("c"), consortium.member("op", Role.OPERATOR)
             renewed = consortium.member("a", keys=at.a.member.keys)  # not the membership in the roster
-            for who, payload in ((at.b.member, update), (at.b.member, BlobRef.of(b"x")), (stranger, model), (renewed, model)):
+            for who, payload in (
+                (at.b.member, update),
+                (at.b.member, BlobRef.of(b"x")),
+                (stranger, model),
+                (renewed, model),
+            ):
                 async with at.hub.opened(who) as connection:
                     words = f"payload {payload.hex[:12]} is not offered to {who.name}"
                     with pytest.raises(RemoteProtocolError, match=words):

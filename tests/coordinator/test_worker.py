@@ -47,7 +47,7 @@ def test_an_error_is_that_of_the_work() -> None:
 def test_what_a_disk_refuses_is_asked_again_until_it_is_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk costs time and loses nothing; each refusal is told to whoever reads the log, with what it was about."""
+    """A full disk costs time and loses nothing; the log tells each refusal, with what it was about."""
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
 
     async def story() -> int:

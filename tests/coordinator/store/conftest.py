@@ -1,5 +1,6 @@
-"""A store in a fresh folder, and a job of four hospitals to keep in it."""
+"""A store in a file and one on a server, empty at the start of each test, and a job of four hospitals to keep there."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,20 +10,63 @@ from coordinator.records import JobRecord, Outcome, Share, StepRecord
 from coordinator.store import Store, url_in
 from federation.blobs import BlobRef
 from federation.messages import MembershipStatement, Metric, Role, StepKind
+from tests.servers.postgresql import PostgreSQL, running
+
+_TABLES = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('migration', 'parley_schema')"
 
 SITES = ("cleveland", "hungary", "long-beach", "switzerland")
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A PostgreSQL server; it may have been stopped and started again before."""
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated(postgresql: PostgreSQL) -> str:
+    """A database that a store has made its own; making one anew for each test would take most of the tests' time."""
+    name = postgresql.database()
+    Store(postgresql.url(name)).close()
+    return name
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that a store has made its own."""
+    folder = tmp_path_factory.mktemp("migrated")
+    Store(url_in(folder)).close()
+    return folder / "parley.db"
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Where the store lies."""
+    """Where a store would lie in a file; there is none yet."""
     return url_in(tmp_path)
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def postgresql_url(postgresql: PostgreSQL, migrated: str) -> str:
+    """A store on a server, with nothing in it."""
+    names = [name for (name,) in postgresql.sql(_TABLES, migrated)]
+    postgresql.sql(f"TRUNCATE {', '.join(names)} RESTART IDENTITY", migrated)
+    return postgresql.url(migrated)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store on each kind of database in turn, with nothing in it."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgresql_url")
+    shutil.copy(request.getfixturevalue("migrated_file"), tmp_path)
+    return url_in(tmp_path)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
     """An empty store."""
-    with Store(url) as opened:
+    with Store(store_url, patience=0.5) as opened:
         yield opened
 
 

@@ -26,8 +26,8 @@ def commit_until_killed(url: str, step: Callable[[int], StepRecord], fatal: int,
         if next(statements) == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    event.listen(store._engine, "before_cursor_execute", count)
-    event.listen(store._engine, "commit", count)
+    event.listen(store._writer, "before_cursor_execute", count)
+    event.listen(store._writer, "commit", count)
     for number in itertools.count(1):
         store.commit_step(step(number))
         told.send(number)
