@@ -103,7 +103,7 @@ class Agent:
         self._keep_revocations = keep_revocations
         self._session = Session(me)
         self._trainer = worker or Trainer(folder)
-        self._outgoing: asyncio.Queue[FromSite] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[FromSite | None] = asyncio.Queue()
         self._connection: Connection
         self._doing: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
@@ -142,25 +142,26 @@ class Agent:
         self._feed(Connected(secrets.token_bytes(32), metadata.version("parley-fl")))
         beat = asyncio.create_task(self._beat())
         try:
-            messages = aiter(connection.attend(self._said()))
-            while self._ended is None:
-                async with asyncio.timeout(_SILENCE_SECONDS):
-                    message = await anext(messages)
-                self._feed(Received(message, self._read_policy()))
-                if self._session.attending:
-                    backoff.reset()
+            async with contextlib.aclosing(connection.attend(self._said())) as messages:
+                while self._ended is None:
+                    async with asyncio.timeout(_SILENCE_SECONDS):
+                        message = await anext(messages)
+                    self._feed(Received(message, self._read_policy()))
+                    if self._session.attending:
+                        backoff.reset()
         except StopAsyncIteration:
             raise UnreachableError("the coordinator ended the stream") from None
         except TimeoutError:
             raise UnreachableError(f"nothing heard from the coordinator for {_SILENCE_SECONDS:.0f} s") from None
         finally:
             beat.cancel()
+            self._outgoing.put_nowait(None)  # gRPC would wait for our next word for ever, even on a call that has ended
             self._feed(Disconnected())
 
     async def _said(self) -> AsyncIterator[FromSite]:
         outgoing = self._outgoing
-        while True:
-            yield await outgoing.get()
+        while (message := await outgoing.get()) is not None:
+            yield message
 
     async def _beat(self) -> None:
         while True:

@@ -19,7 +19,7 @@ datasets = ["*"]        # names of data sets, as given to: parley site dataset a
 tasks = ["*"]           # kinds of task, such as "tabular"
 models = ["*"]          # kinds of model, such as "logistic_regression"
 jobs = ["*"]            # names of jobs, or sha256:... digests of job files (see: parley job check FILE --json)
-minimum_sites = 2       # fewest sites in a job's roster
+minimum_sites = 2       # fewest sites with which a round may count
 
 # With plain aggregation the coordinator sees this site's update of the model (never a record).
 allow_plain_aggregation = true
@@ -90,12 +90,13 @@ def allowed(policy: Policy, job: Job, text: str, roster: int) -> tuple[Finding, 
                 "its administrator may add it to jobs",
             )
         )
-    if roster < policy.minimum_sites:
+    fewest = min(roster, job.cohort.needed)
+    if fewest < policy.minimum_sites:
         found.append(
             Finding(
-                "cohort.minimum_sites",
-                f"the roster has {roster} sites; this site takes part with at least {policy.minimum_sites}",
-                "invite more sites, or its administrator may lower minimum_sites",
+                "cohort.quorum",
+                f"a round may count with {fewest} sites; this site takes part with at least {policy.minimum_sites}",
+                "raise the job's quorum or invite more sites, or its administrator may lower minimum_sites",
             )
         )
     if job.privacy.secure_aggregation == "plain" and not policy.allow_plain_aggregation:

@@ -1,7 +1,7 @@
 """A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import numpy as np
@@ -18,7 +18,7 @@ from federation.messages import Metric, StepKind
 from federation.vector import Layout, from_safetensors, to_safetensors
 from privacy.secure_aggregation import interface
 from strategies import strategy
-from tasks.task import Task  # noqa: TC001 - read by people first; costs nothing, it is torch-free
+from tasks.task import Better, Task
 
 __all__ = ["Arithmetic"]
 
@@ -46,6 +46,11 @@ class Arithmetic:
     def lengths(self) -> Lengths:
         """Bytes of each kind's contributions."""
         return Lengths(8 * self._task.statistics_size, 4 * self._layout.size, 8 * self._task.evaluation_size)
+
+    @property
+    def better(self) -> Mapping[str, Better]:
+        """Of each metric of the task, whether higher or lower is better."""
+        return self._task.better
 
     def complete(self, work: Complete) -> Completion:
         """What the step comes to; everything it names is durable."""

@@ -174,7 +174,7 @@ class Attendance:
         """Ends the streams of revoked members and tells the others."""
         for peer in list(self._peers.values()):
             if peer.member.serial in revocations.serials:
-                peer.close(IdentityError(f"the membership of {peer.name} was revoked", fix="ask the consortium's administrator why"))
+                peer.close(IdentityError(f"the membership of {peer.name} was revoked", fix="ask the administrator why"))
                 self.leave(peer, listener)
             else:
                 peer.send(revocations)

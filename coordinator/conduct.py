@@ -129,7 +129,7 @@ class Conductor:
         job = parse(record.text, record.id)
         layout, _ = from_safetensors(blobs.get(record.initial_model))
         arithmetic = Arithmetic(job, layout, blobs, partial(self._spool, record.id))
-        run = Run(record, job, arithmetic.lengths, history)
+        run = Run(record, job, arithmetic.lengths, arithmetic.better, history)
         conducted = Conducted(run, arithmetic, blobs, frozenset(member.name for member in record.roster))
         self._jobs[record.id] = conducted
         return conducted

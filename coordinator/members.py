@@ -87,7 +87,7 @@ class Members:
             IdentityError: The membership is over or was revoked.
         """
         if member.serial in self.revocations.serials:
-            raise IdentityError(f"the membership of {member.name} was revoked", fix="ask the consortium's administrator why")
+            raise IdentityError(f"the membership of {member.name} was revoked", fix="ask the administrator why")
         if now >= member.not_after:
             raise IdentityError(f"the membership of {member.name} has expired", fix="enrol with a new invitation")
 

@@ -9,10 +9,12 @@ WAITING --- enough sites accepted ---> RUNNING --- last round, early stop ---> F
 ```
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from coordinator import cohort
+from coordinator.judging import best_round, stalled
 from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, StepRecord
 from coordinator.round import (
     Contributed,
@@ -48,6 +50,7 @@ from federation.messages import (
     StepKind,
     StepStart,
 )
+from tasks.task import Better
 
 __all__ = [
     "Answer",
@@ -73,8 +76,6 @@ __all__ = [
     "Stepped",
     "StopAsked",
     "TimeUp",
-    "best_round",
-    "stalled",
 ]
 
 MAX_FAILURES = 3
@@ -82,8 +83,6 @@ MAX_FAILURES = 3
 
 _MAX_WORDS = 1000
 """Characters of a reason or trouble that a view or message carries."""
-
-_LOWER_IS_BETTER = frozenset({"loss", "rmse", "mae"})
 
 _CAUSES = {
     DeclineCause.POLICY: "its own policy forbids this step",
@@ -287,13 +286,22 @@ class Run:
         record: The job as stored; a run made from it goes on after the last committed step.
         job: The job file, parsed.
         lengths: Bytes of each kind's contributions.
+        better: Of each metric of the task, whether higher or lower is better.
         history: The rounds already committed, for people.
     """
 
-    def __init__(self, record: JobRecord, job: Job, lengths: Lengths, history: tuple[RoundView, ...] = ()) -> None:
+    def __init__(
+        self,
+        record: JobRecord,
+        job: Job,
+        lengths: Lengths,
+        better: Mapping[str, Better],
+        history: tuple[RoundView, ...] = (),
+    ) -> None:
         self.record = record
         self.job = job
         self.lengths = lengths
+        self.better = better
         self._digest = digest_of(record.text)
         self._history = {view.number: view for view in history}
         self._sites = {statement.name: _Site(statement.organisation) for statement in record.roster}
@@ -600,11 +608,11 @@ class Run:
         self._round = None
         self._committing = False
         self._attempt += 1
-        # Only answers count as failures: sites that went away are waited for, however long that takes.
-        answered = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
-        self._failures = self._failures + 1 if answered else 0
+        # Only answers count as failures: who went away is waited for, and who is late goes on with the same work.
+        failed = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
+        self._failures = self._failures + 1 if failed else 0
         if self._failures >= MAX_FAILURES:
-            reasons = "; ".join(f"{share.site}: {self._sites[share.site].trouble}" for share in answered)
+            reasons = "; ".join(f"{share.site}: {self._sites[share.site].trouble}" for share in failed)
             reason = f"step {self.record.next_step} ({self._kind.value}) failed {MAX_FAILURES} times ({reasons})"
             return (*told, *self._end(JobState.FAILED, reason, now))
         return (*told, *self._advance(now))
@@ -662,11 +670,11 @@ class Run:
     def _judged(self, record: StepRecord, now: float) -> StepRecord:
         """The evaluation's record with the best round so far, and the job's end if this was the last round."""
         metrics = self._metrics | {record.round: record.metrics}
-        best = best_round(metrics, self.job.rounds.best_metric)
+        best = best_round(metrics, self.job.rounds.best_metric, self.better)
         record = replace(record, best_round=best)
         stop = self.job.rounds.early_stop
         reason = ""
-        if stop is not None and stalled(metrics, stop.metric, stop.patience, stop.minimum_gain):
+        if stop is not None and stalled(metrics, stop, self.better):
             reason = f"early stop after round {record.round}: {stop.metric} no better for {stop.patience} rounds"
         elif record.round >= self.job.rounds.maximum:
             reason = f"all {record.round} rounds done"
@@ -804,40 +812,3 @@ def _told(findings: tuple[Finding, ...]) -> str:
 def _short(words: str) -> str:
     """`words`, cut to what a message carries: they may quote what many sites found."""
     return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 3]}..."
-
-
-def _value(metrics: tuple[Metric, ...], name: str) -> float | None:
-    return next((metric.value for metric in metrics if metric.name == name), None)
-
-
-def _gain(name: str, new: float, old: float) -> float:
-    """How much better `new` is than `old`; negative when worse."""
-    return old - new if name in _LOWER_IS_BETTER else new - old
-
-
-def best_round(metrics: dict[int, tuple[Metric, ...]], name: str | None) -> int:
-    """The round with the best `name`; the first of equals; the last where `name` is None or was never measured."""
-    last = max(metrics)
-    if name is None:
-        return last
-    measured = [(number, value) for number in sorted(metrics) if (value := _value(metrics[number], name)) is not None]
-    if not measured:
-        return last
-    best, value = measured[0]
-    for number, candidate in measured[1:]:
-        if _gain(name, candidate, value) > 0:
-            best, value = number, candidate
-    return best
-
-
-def stalled(metrics: dict[int, tuple[Metric, ...]], name: str, patience: int, minimum_gain: float) -> bool:
-    """Whether the last `patience` rounds brought no gain in `name` of more than `minimum_gain`."""
-    values = [value for number in sorted(metrics) if (value := _value(metrics[number], name)) is not None]
-    best: float | None = None
-    since = 0
-    for value in values:
-        if best is None or _gain(name, value, best) > minimum_gain:
-            best, since = value, 0
-        else:
-            since += 1
-    return since >= patience

@@ -123,8 +123,9 @@ def told(engine: Engine) -> Iterator[None]:
     except IntegrityError as contradiction:
         cause = _one_line(contradiction.orig)
         raise LocalProtocolError(f"the store keeps something else already: {cause}") from contradiction
-    except DataError as impossible:
-        raise LocalProtocolError(f"the store cannot keep a value: {_one_line(impossible.orig)}") from impossible
+    except (DataError, OverflowError, UnicodeEncodeError) as impossible:
+        cause = _one_line(impossible.orig if isinstance(impossible, DataError) else impossible)
+        raise LocalProtocolError(f"the store cannot keep a value: {cause}") from impossible
     except DBAPIError as refused:
         raise _meaning(engine.url, refused.orig) from refused
     except SQLAlchemyError as broken:

@@ -48,8 +48,8 @@ def test_an_empty_policy_allows_nothing(judge: Callable[..., dict[str, str]]) ->
         ({"jobs": ("stroke", f"sha256:{'0' * 64}")}, "name", "this site's policy does not allow the job 'risk'"),
         (
             {"minimum_sites": 3},
-            "cohort.minimum_sites",
-            "the roster has 2 sites; this site takes part with at least 3",
+            "cohort.quorum",
+            "a round may count with 2 sites; this site takes part with at least 3",
         ),
         (
             {"allow_plain_aggregation": False},
@@ -77,9 +77,22 @@ def test_names_allow_without_the_wildcard(judge: Callable[..., dict[str, str]], 
     assert judge(named.model_copy(update={"jobs": (f"sha256:{digest}",)})) == {}
 
 
-def test_a_roster_of_as_many_as_asked_is_enough(judge: Callable[..., dict[str, str]]) -> None:
-    """`minimum_sites` counts the roster, this site included."""
-    assert judge(OPEN.model_copy(update={"minimum_sites": 3}), roster=3) == {}
+@pytest.mark.parametrize(
+    ("settings", "roster", "fewest"),
+    [({"minimum_sites": 3}, 3, 3), ({"minimum_sites": 3, "quorum": 2}, 3, 2), ({"minimum_sites": 3}, 2, 2)],
+    ids=["all", "quorum", "a roster shorter than the job says"],
+)
+def test_what_counts_is_with_how_few_sites_a_round_may_end(
+    job_text: Callable[..., str], settings: dict[str, int], roster: int, fewest: int
+) -> None:
+    """`minimum_sites` is held against the quorum and against the roster, whichever is smaller."""
+    told = "\n".join(f"{key} = {value}" for key, value in settings.items())
+    text = job_text().replace("minimum_sites = 2", told)
+    parsed = job.parse(text)
+
+    assert policy.allowed(OPEN.model_copy(update={"minimum_sites": fewest}), parsed, text, roster) == ()
+    (finding,) = policy.allowed(OPEN.model_copy(update={"minimum_sites": fewest + 1}), parsed, text, roster)
+    assert finding.problem.startswith(f"a round may count with {fewest} sites")
 
 
 @pytest.mark.parametrize(

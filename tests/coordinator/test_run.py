@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
 from coordinator.run import (
+    MAX_FAILURES,
     Answer,
     Broken,
     Commit,
@@ -34,8 +35,6 @@ from coordinator.run import (
     Stepped,
     StopAsked,
     TimeUp,
-    best_round,
-    stalled,
 )
 from coordinator.store import Store, url_in
 from federation import job
@@ -62,9 +61,11 @@ from federation.messages import (
     StepKind,
     StepStart,
 )
+from tasks.task import Better
 
 SITES = ("athens", "berlin", "cork")
 LENGTHS = Lengths(statistics=24, train=400, evaluate=80)
+BETTER: dict[str, Better] = {"auc": "higher", "accuracy": "higher", "loss": "lower", "rmse": "lower"}
 
 Judge = Callable[[int], tuple[Metric, ...]]
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class Stage:
         record = replace(self.run.record, sites=tuple(self.sites.values()))
         if self.states:
             record = replace(record, state=record.state if record.state.over else self.states[-1].state)
-        run = Run(record, self.run.job, self.run.lengths, self.run.view(self.now).history)
+        run = Run(record, self.run.job, self.run.lengths, BETTER, self.run.view(self.now).history)
         return Stage(run, self.judge, self.now, stored=self.stored, sites=self.sites, states=self.states)
 
 
@@ -223,7 +224,7 @@ def stage(job_text: Callable[..., str], new_record: Callable[..., JobRecord]) ->
     ) -> Stage:
         roster = sites or SITES
         text = job_text(minimum=minimum or len(roster), **settings)
-        return Stage(Run(new_record(text, *roster), job.parse(text), lengths), judge)
+        return Stage(Run(new_record(text, *roster), job.parse(text), lengths, BETTER), judge)
 
     return make
 
@@ -317,10 +318,13 @@ def test_a_job_that_can_no_longer_have_enough_sites_fails_by_name(stage: Callabl
 
     here.refuse("cork", "the column age is missing")
     assert not here.run.over
-    assert here.site("cork").trouble == "refused: the column age is missing"
+    assert here.site("cork").trouble == "refused: data: the column age is missing (mend it)"
     here.refuse("dublin", "the policy does not allow it")
 
-    reason = "too many sites refused the job (cork: the column age is missing; dublin: the policy does not allow it)"
+    reason = (
+        "too many sites refused the job (cork: data: the column age is missing (mend it); "
+        "dublin: data: the policy does not allow it (mend it))"
+    )
     assert (here.run.record.state, here.run.record.reason) == (JobState.FAILED, reason)
     assert here.states[-1] == SaveState(JobState.FAILED, reason)
     assert here.told("athens", JobEnded) == [JobEnded("heart-1", JobState.FAILED, reason)]
@@ -350,7 +354,7 @@ def test_a_reason_longer_than_a_message_is_cut(stage: Callable[..., Stage]) -> N
 
     assert here.run.over
     assert len(here.run.view(here.now).reason) == 1000
-    assert here.site("athens").trouble.startswith("refused: xxx")
+    assert here.site("athens").trouble.startswith("refused: data: xxx")
     assert here.told("berlin", JobEnded)[0].reason.endswith("xxx...")
     assert here.states[-1].reason == here.run.record.reason == here.run.view(here.now).reason
 
@@ -573,6 +577,19 @@ def test_absent_sites_are_waited_for_however_long_that_takes(stage: Callable[...
     assert here.run.view(here.now).reason == "waiting for 2 more of 3 sites (not attending: berlin, cork)"
     here.attend("berlin", "cork")
     assert {(here.asked(site).step, here.asked(site).attempt) for site in SITES} == {(1, 1)}
+
+
+def test_a_deadline_too_short_for_the_work_is_made_up_for_by_the_next_attempt(stage: Callable[..., Stage]) -> None:
+    """A site that is late goes on with the same work, and is counted in the attempt in which it ends."""
+    here = stage()
+    here.attend(*SITES)
+    for _ in range(5):
+        here.contribute("athens", "berlin")
+        here.time_up()
+
+    here.step(*SITES)
+
+    assert [(record.step, record.attempt) for record in here.stored] == [(1, 5)]
 
 
 def test_a_deadline_with_a_quorum_goes_on_without_the_late_site(stage: Callable[..., Stage]) -> None:
@@ -970,61 +987,6 @@ def test_uploads_are_taken_of_the_right_length_from_sites_that_were_asked(stage:
     assert not here.run.expects("athens", right)
     here.feed(StopAsked("olga"))
     assert not here.run.expects("berlin", right)
-
-
-# ------------------------------------------------------------------------------------------- best round and early stop
-
-values_of = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
-
-
-@given(values=values_of, lower=st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_best_round_is_the_first_of_the_best(values: list[float], lower: bool) -> None:  # noqa: FBT001 - drawn
-    """No other round is better, and no earlier one as good, whichever way the metric improves."""
-    name = "loss" if lower else "auc"
-    metrics = {number: (Metric(name, value),) for number, value in enumerate(values, 1)}
-
-    best = best_round(metrics, name)
-
-    assert values[best - 1] == (min(values) if lower else max(values))
-    assert best - 1 == values.index(values[best - 1])
-
-
-def test_best_round_is_the_last_where_nothing_was_measured() -> None:
-    """Without a metric, or with one that no round has, the last round's model is taken."""
-    metrics = {1: (Metric("auc", 0.9),), 2: (Metric("auc", 0.8),)}
-
-    assert best_round(metrics, None) == 2
-    assert best_round(metrics, "f1") == 2
-
-
-def test_best_round_passes_over_rounds_without_the_metric() -> None:
-    """An AUC that was not defined in a round does not make it the best."""
-    assert best_round({1: (), 2: (Metric("auc", 0.6),), 3: ()}, "auc") == 2
-
-
-@given(values=values_of, patience=st.integers(1, 4), gain=st.sampled_from((0.0, 0.5)), lower=st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_stalled_means_that_the_last_rounds_brought_no_gain(
-    values: list[float],
-    patience: int,
-    gain: float,
-    lower: bool,  # noqa: FBT001 - drawn
-) -> None:
-    """Exactly when each of the last `patience` rounds stayed within `gain` of the best round that counted before."""
-    name = "loss" if lower else "auc"
-    metrics = {number: (Metric(name, value),) for number, value in enumerate(values, 1)}
-    marks = []  # the rounds that were better than the mark before them by more than the gain
-    for number, value in enumerate(values):
-        if not marks or (values[marks[-1]] - value if lower else value - values[marks[-1]]) > gain:
-            marks.append(number)
-
-    assert stalled(metrics, name, patience, gain) == (len(values) - 1 - marks[-1] >= patience)
-
-
-def test_rounds_without_the_metric_stall_nothing() -> None:
-    """A metric that is never measured ends no job early."""
-    assert not stalled(dict.fromkeys(range(1, 9), ()), "auc", 2, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ restarts and disorder

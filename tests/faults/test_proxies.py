@@ -1,4 +1,4 @@
-"""Sites behind proxies: joining, attending and asking through them, and the ones that refuse or look inside are named."""
+"""Sites behind proxies: they join, attend and ask through them; a proxy that refuses or looks inside is named."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_proxy_that_is_away_is_named(running: Serving, consortium: Consortium)
 def test_whoever_inspects_tls_is_named(
     running: Serving, consortium: Consortium, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent's log and the doctor say who made the certificate; nothing of the member's was sent to the inspector."""
+    """The agent's log and the doctor say who made the certificate, and the agent goes on trying."""
     caplog.set_level(logging.WARNING, "parley.site")
 
     async def story() -> None:
@@ -191,7 +191,7 @@ def test_whoever_inspects_tls_is_named(
             line = _through(hub, site, {"HTTPS_PROXY": proxy.url()})
             attending = asyncio.create_task(_agent(line, site, consortium, tmp_path / "a").run())
             await until(lambda: bool(caplog.messages))
-            assert not attending.done()  # it goes on trying: somebody may exempt it
+            assert not attending.done()
             attending.cancel()
             check = await _failing(line, site, consortium)
             assert check.name == "TLS"

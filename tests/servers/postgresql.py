@@ -110,9 +110,7 @@ class PostgreSQL:
         command = [self.programs / program, *map(str, arguments)]
         # to a file: a started server keeps the descriptors that it inherits, and a pipe would never end
         with tempfile.TemporaryFile("w+") as told:
-            done = subprocess.run(
-                command, stdout=told, stderr=told, check=False, timeout=_SECONDS, **self._as_owner()
-            )
+            done = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=_SECONDS, **self._as_owner())
             told.seek(0)
             output = told.read()
         if done.returncode != 0:

@@ -35,21 +35,24 @@ def commit_until_killed(url: str, step: Callable[[int], StepRecord], fatal: int,
 
 @pytest.mark.parametrize("fatal", range(9, 17))
 def test_a_killed_coordinator_leaves_whole_steps(
-    url: str, job: Callable[[], JobRecord], step: Callable[[int], StepRecord], fatal: int
+    store_url: str, job: Callable[[], JobRecord], step: Callable[[int], StepRecord], fatal: int
 ) -> None:
-    """Wherever in a step the kill strikes, no half of it is there, nothing told is lost, and the job's row agrees."""
-    with Store(url) as store:
+    """Wherever in a step the kill strikes, no half of it is there, nothing told is lost, and the job's row agrees.
+
+    The next coordinator takes the store over at once: the hold ended with the process.
+    """
+    with Store(store_url) as store:
         store.add_job(job())
     fork = get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
-    coordinator = fork.Process(target=commit_until_killed, args=(url, step, fatal, theirs))
+    coordinator = fork.Process(target=commit_until_killed, args=(store_url, step, fatal, theirs))
     coordinator.start()
     coordinator.join()
     assert coordinator.exitcode == -signal.SIGKILL
     told = 0
     while ours.poll():
         told = ours.recv()
-    with Store(url) as store:
+    with Store(store_url) as store:
         kept, steps = store.job("heart-1"), store.steps("heart-1")
         assert kept is not None
         assert len(steps) == told > 0

@@ -14,7 +14,7 @@ from coordinator.store import Store, database
 
 def test_migrations_and_tables_agree(store: Store) -> None:
     """Alembic finds no difference between a migrated database and the tables."""
-    with store._engine.connect() as connection:
+    with store._writer.connect() as connection:
         options = {"version_table": database.VERSION_TABLE, "compare_type": True}
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, SQLModel.metadata) == []
@@ -29,14 +29,14 @@ def test_an_empty_file_becomes_a_store(url: str, tmp_path: Path) -> None:
 
 def test_the_release_that_migrated_signs_its_work(store: Store) -> None:
     """The store remembers which release brought it to its schema, so that an older one can name it."""
-    with store._engine.connect() as connection:
+    with store._writer.connect() as connection:
         rows = connection.execute(text("SELECT revision, software FROM migration")).all()
     assert rows == [("0001", metadata.version("parley-fl"))]
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
+def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str) -> None:
     """Schema changes are part of the transaction: a cut half-way through leaves an empty database."""
-    engine = database._engine(database._checked(url), 1.0)
+    engine = database.writer(database.checked(empty_url), 1.0, "coordinator")
 
     @event.listens_for(engine, "before_cursor_execute")
     def cut(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
@@ -44,7 +44,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(url: str) -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError), engine.begin() as connection:
-        database._migrate(connection)
+        database.migrate(connection)
     with engine.connect() as connection:
         assert inspect(connection).get_table_names() == []
     engine.dispose()

@@ -13,6 +13,9 @@ from federation.messages import EnrolmentRequest, JobState, MembershipStatement,
 __all__ = ["enrolments", "everything", "jobs", "members", "models", "presences", "revocations", "steps"]
 
 
+INVITATIONS = tuple(digit * 32 for digit in "abcdef")
+
+
 def everything(store: StoreReader) -> dict[str, object]:
     """What every method tells; of what is asked for by name, all that there is."""
     jobs_, models_ = store.jobs(), store.models()
@@ -30,8 +33,6 @@ def everything(store: StoreReader) -> dict[str, object]:
         "presence": store.presence(),
     }
 
-
-INVITATIONS = tuple(digit * 32 for digit in "abcdef")
 
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 names = st.text(string.ascii_lowercase, min_size=1, max_size=8)
@@ -104,3 +105,26 @@ steps = st.builds(
     final=st.none()
     | st.builds(ModelRecord, st.just("heart-1"), words, references, st.integers(0, 99), seconds, metrics, words),
 )
+enrolments = st.builds(
+    EnrolmentRequest,
+    invitation=st.sampled_from(INVITATIONS),
+    name=names,
+    organisation=names,
+    role=st.sampled_from(Role),
+    tls_key=st.binary(min_size=1, max_size=64),
+    protocol_key=st.binary(min_size=32, max_size=32),
+    tls_proof=st.binary(min_size=1, max_size=64),
+    protocol_proof=st.binary(min_size=64, max_size=64),
+    software=words,
+)
+revocations = st.builds(
+    RevocationList,
+    consortium=names,
+    version=st.integers(0, 2**62),
+    issued=st.integers(0, 2**31),
+    serials=st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), max_size=3).map(tuple),
+    signature=st.binary(min_size=64, max_size=64),
+)
+presences = st.lists(
+    st.builds(SitePresence, names, st.booleans(), seconds, words, words), max_size=4, unique_by=lambda site: site.name
+).map(tuple)
