@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 import secrets
 import shutil
 import time
@@ -15,6 +16,7 @@ from typing import Protocol, assert_never
 
 from client.backoff import Backoff
 from client.connection import Connection, Line
+from client.journal import Journal
 from client.policy import Policy
 from client.session import (
     CheckData,
@@ -27,9 +29,11 @@ from client.session import (
     Fetch,
     Fetched,
     Forget,
+    Keep,
     KeepRevocations,
     Note,
     Received,
+    Remembered,
     Send,
     Session,
     SiteIdentity,
@@ -101,6 +105,7 @@ class Agent:
         self._me = me
         self._read_policy = read_policy
         self._keep_revocations = keep_revocations
+        self._journal = Journal(folder / "journal")
         self._session = Session(me)
         self._trainer = worker or Trainer(folder)
         self._outgoing: asyncio.Queue[FromSite | None] = asyncio.Queue()
@@ -116,7 +121,7 @@ class Agent:
             ParleyError: Whom we reached is not our coordinator, or it does not accept us: somebody must act.
         """
         backoff = Backoff()
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._recall()
         try:
             async with Connection.opened(self._line) as connection:
                 self._connection = connection
@@ -136,6 +141,16 @@ class Agent:
             if self._doing is not None:
                 self._doing.cancel()
             await self._trainer.close()
+
+    def _recall(self) -> None:
+        """Takes up results that were not counted when this site was last ended; other leftovers go."""
+        kept = [each for each in self._journal.remembered() if self._blobs(each.offer.job).has(each.result.payload)]
+        self._session = Session(self._me, tuple(kept))
+        jobs = {each.offer.job for each in kept}
+        for folder in self._work.glob("*"):
+            if folder.name not in jobs:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._journal.forget(folder.name)
 
     async def _attend(self, connection: Connection, backoff: Backoff) -> None:
         self._outgoing = asyncio.Queue()
@@ -179,13 +194,15 @@ class Agent:
             case Send(message):
                 self._outgoing.put_nowait(message)
             case CheckData(offer):
-                self._do(self._check(offer), offer.job)
+                self._do(self._check(offer), offer)
             case Fetch(step):
-                self._do(self._fetch(step), step.job)
+                self._do(self._fetch(step), step)
             case Work(step, offer):
-                self._do(self._train(step, offer), step.job)
+                self._do(self._train(step, offer), step)
             case Upload(step, payload):
-                self._do(self._upload(step, payload), step.job)
+                self._do(self._upload(step, payload), step)
+            case Keep(remembered):
+                self._keep(remembered)
             case Forget(job):
                 self._forget(job)
             case KeepRevocations(revocations):
@@ -197,29 +214,36 @@ class Agent:
             case _:
                 assert_never(effect)
 
-    def _do(self, work: Awaitable[Event], job: str) -> None:
+    def _do(self, work: Awaitable[Event], subject: JobOffer | StepStart) -> None:
         """Does one piece of work beside the stream; the session never asks for two at once."""
 
         async def done() -> None:
             try:
                 event = await work
             except StorageError as failed:
-                event = WorkFailed(job, DeclineCause.RESOURCES, str(failed))
+                event = WorkFailed(subject, DeclineCause.RESOURCES, str(failed))
             except ParleyError as failed:
-                event = WorkFailed(job, DeclineCause.INTERNAL, str(failed))
+                event = WorkFailed(subject, DeclineCause.INTERNAL, str(failed))
             except OSError as failed:
-                event = WorkFailed(job, DeclineCause.RESOURCES, f"this machine's disk refused: {failed}")
+                event = WorkFailed(subject, DeclineCause.RESOURCES, f"this machine's disk refused: {failed}")
             except Exception as bug:  # whatever it is: the coordinator must hear that nothing will come
                 log.exception("the agent failed at its work")
-                event = WorkFailed(job, DeclineCause.INTERNAL, f"the agent failed: {type(bug).__name__}")
+                event = WorkFailed(subject, DeclineCause.INTERNAL, f"the agent failed: {type(bug).__name__}")
             self._doing = None
             self._feed(event)
 
         self._doing = asyncio.create_task(done())
         self._doing.add_done_callback(_tell)
 
+    def _keep(self, remembered: Remembered) -> None:
+        try:
+            self._journal.keep(remembered)
+        except StorageError as full:  # a kill from now on costs this step's work, and nothing else
+            log.warning("the journal does not take a result: %s", full)
+
     def _forget(self, job: str) -> None:
         if job:
+            self._journal.forget(job)
             shutil.rmtree(self._work / job, ignore_errors=True)
         elif self._doing is not None:
             self._doing.cancel()
@@ -236,7 +260,7 @@ class Agent:
                     self._warming = asyncio.create_task(self._warm())
                 return DataChecked(offer.job, findings)
             case protocol.Failed(cause, problem):
-                return WorkFailed(offer.job, DeclineCause(cause), problem)
+                return WorkFailed(offer, DeclineCause(cause), problem)
             case _:
                 assert_never(answer)
 
@@ -276,11 +300,11 @@ class Agent:
                 ref = await asyncio.to_thread(_named, result)
                 if ref.length != step.length:
                     problem = f"its result has {ref.length} bytes where the coordinator takes {step.length}"
-                    return WorkFailed(step.job, DeclineCause.INTERNAL, problem)
+                    return WorkFailed(step, DeclineCause.INTERNAL, problem)
                 blobs.adopt(result, ref)
                 return Worked(step, ref, weight, seconds)
             case protocol.Failed(cause, problem):
-                return WorkFailed(step.job, DeclineCause(cause), problem)
+                return WorkFailed(step, DeclineCause(cause), problem)
             case _:
                 assert_never(answer)
 
@@ -322,9 +346,10 @@ def _drop_others(folder: Path, wanted: list[BlobRef]) -> None:
 
 
 def _named(file: Path) -> BlobRef:
-    """The name of a file's content."""
-    with file.open("rb") as content:
+    """The name of a file's content, which is durable from now on."""
+    with file.open("rb+") as content:
         digest = hashlib.file_digest(content, "sha256")
+        os.fsync(content.fileno())
     return BlobRef(digest.digest(), file.stat().st_size)
 
 

@@ -7,7 +7,7 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -122,7 +122,7 @@ class Connection:
             async for status in self._enrol(codec.encode(request)):
                 yield codec.decode(EnrolmentStatus, status)
 
-    async def attend(self, outgoing: AsyncIterator[FromSite]) -> AsyncIterator[FromCoordinator]:
+    async def attend(self, outgoing: AsyncIterator[FromSite]) -> AsyncGenerator[FromCoordinator, None]:
         """What the coordinator says while `outgoing` is what we say.
 
         A message that this release cannot read ends the stream with a `RemoteProtocolError`.

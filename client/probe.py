@@ -168,7 +168,7 @@ def _why(error: OSError | ValueError, seconds: float) -> str:
     """An error in words, without its number."""
     match error:
         case TimeoutError():
-            return f"no answer within {seconds:.0f} s"
+            return f"no answer within {seconds:g} s"
         case ssl.SSLError():
             return "what answers does not speak TLS" if error.reason == "WRONG_VERSION_NUMBER" else str(error.reason)
         case OSError():

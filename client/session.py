@@ -57,9 +57,11 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Forget",
+    "Keep",
     "KeepRevocations",
     "Note",
     "Received",
+    "Remembered",
     "Send",
     "Session",
     "SiteIdentity",
@@ -131,9 +133,9 @@ class Worked:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The step, or a job's check, cannot be done here."""
+    """What was being done, a job's check or a step, cannot be done here."""
 
-    job: str
+    subject: JobOffer | StepStart
     cause: DeclineCause
     problem: str
 
@@ -146,6 +148,15 @@ class Uploaded:
 
 
 Event = Connected | Disconnected | Received | DataChecked | Fetched | Worked | WorkFailed | Uploaded
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A job of which this site holds a result that was not counted yet."""
+
+    offer: JobOffer
+    result: Worked
+
 
 # ------------------------------------------------------------------------------------------------------------ effects
 
@@ -195,6 +206,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Remembers a job's result through a crash: durable before anything that follows it is performed."""
+
+    remembered: Remembered
+
+
+@dataclass(frozen=True, slots=True)
 class KeepRevocations:
     """Stores a newer revocation list."""
 
@@ -216,7 +234,7 @@ class Note:
     trouble: bool = False
 
 
-Effect = Send | CheckData | Fetch | Work | Upload | Forget | KeepRevocations | Disconnect | Note
+Effect = Send | CheckData | Fetch | Work | Upload | Keep | Forget | KeepRevocations | Disconnect | Note
 
 
 _MAX_FINDINGS = 100
@@ -239,17 +257,18 @@ class _JobState:
 
 
 class Session:
-    """The state of a site between its own restarts. It owns no socket, clock, thread or file.
+    """The state of a site. It owns no socket, clock, thread or file.
 
     Args:
         me: Who this site is.
+        remembered: Jobs with results that were not counted when the site was last ended, or killed.
     """
 
-    def __init__(self, me: SiteIdentity) -> None:
+    def __init__(self, me: SiteIdentity, remembered: tuple[Remembered, ...] = ()) -> None:
         self._me = me
         self._state = _State.AWAY
         self._nonce = b""
-        self._jobs: dict[str, _JobState] = {}
+        self._jobs = {each.offer.job: _JobState(each.offer, result=each.result) for each in remembered}
         self._queue: deque[JobOffer | StepStart] = deque()
         self._busy: JobOffer | StepStart | None = None
         self._phase = Phase.DOWNLOADING
@@ -285,8 +304,8 @@ class Session:
                 return self._fetched(step)
             case Worked():
                 return self._worked(event)
-            case WorkFailed(job, cause, problem):
-                return self._failed(job, cause, problem)
+            case WorkFailed(subject, cause, problem):
+                return self._failed(subject, cause, problem)
             case Uploaded(step):
                 return self._uploaded(step)
             case _:
@@ -401,8 +420,6 @@ class Session:
         known = self._jobs.get(offer.job)
         if known is not None and known.offer != offer:
             return (Note(f"job {offer.job} was offered again with other terms; ignored", trouble=True),)
-        if known is not None and known.accepted:
-            return (Send(JobAccepted(offer.job, digest(offer.text))), *self._again(known))
         try:
             job = parse(offer.text, offer.job)
             self._check_roster(offer, now)
@@ -413,7 +430,9 @@ class Session:
         found = policy.allowed(rules, job, offer.text, len(offer.roster))
         if found:
             return self._refuse(offer.job, found)
-        self._jobs[offer.job] = _JobState(offer)
+        if known is not None and known.accepted:
+            return (Send(JobAccepted(offer.job, digest(offer.text))), *self._again(known))
+        self._jobs[offer.job] = _JobState(offer, result=known.result if known is not None else None)
         if offer not in self._queue and self._busy != offer:
             self._queue.append(offer)
         return self._next()
@@ -503,11 +522,13 @@ class Session:
         step = self._under_way(result.step, Phase.WORKING)
         if step is None:
             return ()
-        self._jobs[step.job].result = replace(result, step=step)
+        state = self._jobs[step.job]
+        state.result = result = replace(result, step=step)
+        keep = Keep(Remembered(state.offer, result))
         if not self.attending:  # it is uploaded when the step is asked again
             self._busy = None
-            return self._next()
-        return (self._progress(step, Phase.UPLOADING), Upload(step, result.payload))
+            return (keep, *self._next())
+        return (keep, self._progress(step, Phase.UPLOADING), Upload(step, result.payload))
 
     def _uploaded(self, done: StepStart) -> tuple[Effect, ...]:
         step = self._under_way(done, Phase.UPLOADING)
@@ -520,16 +541,19 @@ class Session:
         told = Contribution(step.job, step.step, step.attempt, result.payload, result.weight, result.seconds)
         return (Send(told), *self._next())
 
-    def _failed(self, job: str, cause: DeclineCause, problem: str) -> tuple[Effect, ...]:
-        busy, self._busy = self._busy, None
-        note = Note(f"job {job}: {problem}", trouble=True)
-        if isinstance(busy, StepStart) and busy.job == job:
-            return (Send(Declined(job, busy.step, busy.attempt, cause)), note, *self._next())
-        if isinstance(busy, JobOffer) and busy.job == job:
-            finding = _finding("data", problem, "see the site's log")
-            return (*self._refuse(job, (finding,)), *self._next())
-        self._busy = busy
-        return (note,)
+    def _failed(self, subject: JobOffer | StepStart, cause: DeclineCause, problem: str) -> tuple[Effect, ...]:
+        busy = self._busy
+        note = Note(f"job {subject.job}: {problem}", trouble=True)
+        match busy, subject:
+            case StepStart(), StepStart() if _same_work(subject, busy):
+                self._busy = None
+                return (Send(Declined(busy.job, busy.step, busy.attempt, cause)), note, *self._next())
+            case JobOffer(), JobOffer() if busy == subject:
+                self._busy = None
+                finding = _finding("data", problem, "see the site's log")
+                return (*self._refuse(busy.job, (finding,)), *self._next())
+            case _:
+                return (note,)  # of work that was let go
 
     def _ended(self, job: str, step: int, *, counted: bool) -> tuple[Effect, ...]:
         state = self._jobs.get(job)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pydantic
 
+from federation import files
 from federation.errors import DataContractError, StorageError
 from federation.job import NAME
 
@@ -165,17 +164,4 @@ class DataSets:
     def _write(self, datasets: tuple[DataSet, ...]) -> None:
         """Replaces the file at once: a reader, or a crash, sees the old list or the new one."""
         text = json.dumps([asdict(dataset) for dataset in sorted(datasets, key=lambda each: each.name)], indent=2)
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=".datasets-")  # readable by its owner alone
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(name).replace(self._file)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as refused:
-            raise StorageError(f"cannot write {self._file}: {refused.strerror}", fix="make it writable") from refused
+        files.write(self._file, text.encode() + b"\n", secret=True)

@@ -46,7 +46,7 @@ class Holder:
 
 
 def only_holders_write(engine: Engine, purpose: str) -> None:
-    """From now on each connection of `engine` holds its store until it closes; there may be one at a time.
+    """From now on a connection of `engine` holds its store, until the engine is disposed of; it may have one at a time.
 
     Connecting raises StorageError when another process holds the store, or another engine of this one. On PostgreSQL
     it waits for them as long as the session's lock_timeout says: a server needs a moment to notice a dead process.
@@ -75,19 +75,21 @@ def _in_use(address: URL, purpose: str, by: Holder | None) -> StorageError:
 
 
 def _by_file(engine: Engine, purpose: str) -> None:
+    held: list[int] = []
+
     @event.listens_for(engine, "connect")
-    def _take(connection: Any, record: ConnectionPoolEntry) -> None:
+    def _take(connection: Any, _record: ConnectionPoolEntry) -> None:
         try:
-            record.info["hold"] = _locked(engine.url, purpose)
+            if not held:
+                held.append(_locked(engine.url, purpose))
         except BaseException:
             connection.close()
             raise
 
-    @event.listens_for(engine, "close")
-    def _release(_connection: Any, record: ConnectionPoolEntry) -> None:
-        held = record.info.pop("hold", None)
-        if held is not None:
-            os.close(held)
+    @event.listens_for(engine, "engine_disposed")
+    def _release(_engine: Engine) -> None:
+        while held:
+            os.close(held.pop())
 
 
 def _locked(address: URL, purpose: str) -> int:

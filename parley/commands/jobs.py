@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from client.connection import Connection
@@ -226,7 +226,7 @@ def drawn(view: JobView) -> Group:
         )
     if view.best_round:
         parts.append(Text(f"best so far: round {view.best_round}: {_metrics(_best(view))}"))
-    table = Table("site", "organisation", "state", "last seen", "seconds", "sent and received", "what holds it back")
+    table = Table("site", "state", "last seen", "seconds", "bytes", Column("what holds it back", min_width=24))
     for site in view.sites:
         table.add_row(*map(Text, _row(site)), style="yellow" if site.trouble else "")  # as Text: sites write no markup
     return Group(*parts, table)
@@ -235,7 +235,7 @@ def drawn(view: JobView) -> Group:
 def _row(site: SiteView) -> tuple[str, ...]:
     seen = "now" if site.connected else ago(site.last_seen)
     seconds = f"{site.seconds:.2f}" if site.seconds else "-"
-    return site.name, site.organisation, site.state, seen, seconds, _bytes(site.bytes), site.trouble or "-"
+    return site.name, site.state, seen, seconds, _bytes(site.bytes), site.trouble or "-"
 
 
 def _bytes(count: int) -> str:

@@ -22,11 +22,12 @@ from client.connection import Line
 from client.data.registry import DataSet, DataSets
 from client.policy import EXAMPLE, Policy, parse
 from client.session import SiteIdentity
+from federation import files
 from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState
 from parley.commands.consortium import read_string
 from parley.dialling import line
-from parley.homes import Connection, Identity, MemberHome, files
+from parley.homes import Connection, Identity, MemberHome
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, logs, run
 from privacy import identity
 
@@ -113,9 +114,9 @@ async def approved(door: Line, request: EnrolmentRequest) -> Credential:
                     if status.state is EnrolmentState.APPROVED and status.credential is not None:
                         return status.credential
         except UnreachableError as away:
-            if away.problem != told:
-                told = away.problem
-                errors.print(f"{away.problem}; trying again until it answers", markup=False, highlight=False)
+            if str(away) != told:
+                told = str(away)
+                errors.print(f"{told}. Trying again until it answers ...", markup=False, highlight=False)
         await asyncio.sleep(backoff.seconds())
 
 

@@ -6,10 +6,9 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from federation import codec
+from federation import codec, files
 from federation.errors import IdentityError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, MembershipStatement, RevocationList, Role
-from parley.homes import files
 from parley.homes.member import Connection, MemberHome, coordinator_request, credential_text
 from privacy import identity
 from privacy.identity import Bootstrap, Root, RootCertificate

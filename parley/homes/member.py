@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from federation import codec
+from federation import codec, files
 from federation.errors import IdentityError, RemoteProtocolError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, MembershipStatement, RevocationList, Role
-from parley.homes import files
 from privacy import identity
 from privacy.identity import MemberKeys, RootCertificate
 

@@ -539,7 +539,8 @@ def test_a_changed_policy_holds_for_the_next_offer(
             state, reason = await _over(hub, refused)
             assert state is JobState.FAILED
             assert reason == (
-                "too many sites refused the job (b: this site's policy does not allow the task 'tabular')"
+                "too many sites refused the job (b: task.kind: this site's policy does not allow the task 'tabular' "
+                "(its administrator may add it to tasks))"
             )
             b.rules = policy.parse(policy.EXAMPLE, "policy.toml")
             again = await hub.submit(operator, job_file(rounds=1))

@@ -18,9 +18,11 @@ from client.session import (
     Fetch,
     Fetched,
     Forget,
+    Keep,
     KeepRevocations,
     Note,
     Received,
+    Remembered,
     Send,
     Session,
     SiteIdentity,
@@ -165,9 +167,9 @@ class Site:
         done, self.doing = self.doing, None
         match done:
             case CheckData(offer):
-                return self.feed(WorkFailed(offer.job, cause, problem))
+                return self.feed(WorkFailed(offer, cause, problem))
             case Fetch(step) | Work(step) | Upload(step):
-                return self.feed(WorkFailed(step.job, cause, problem))
+                return self.feed(WorkFailed(step, cause, problem))
             case _:
                 raise AssertionError(f"nothing is being done: {done}")
 
@@ -384,7 +386,7 @@ def test_an_offer_is_accepted_when_policy_roster_and_data_allow(site: Site, cons
         ({"tasks": ()}, "task.kind"),
         ({"models": ()}, "model.name"),
         ({"jobs": ()}, "name"),
-        ({"minimum_sites": 4}, "cohort.minimum_sites"),
+        ({"minimum_sites": 4}, "cohort.quorum"),
         ({"allow_plain_aggregation": False}, "privacy.secure_aggregation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -590,6 +592,7 @@ def test_a_step_is_fetched_worked_uploaded_and_told(site: Site, text: str) -> No
         Fetch(step),
         Send(Progress("risk-1", 1, Phase.WORKING)),
         work,
+        Keep(Remembered(work.offer, Worked(step, upload.payload, 100.0, 2.0))),
         Send(Progress("risk-1", 1, Phase.UPLOADING)),
         upload,
         Send(Contribution("risk-1", 1, 0, upload.payload, 100.0, 2.0)),
@@ -617,9 +620,10 @@ def test_a_failure_of_work_that_nobody_does_is_noted_only(site: Site, text: str)
     site.accept(text)
     site.hear(start())
 
-    assert site.feed(WorkFailed("other-1", DeclineCause.INTERNAL, "cut short")) == (
-        Note("job other-1: cut short", trouble=True),
-    )
+    for abandoned in (start(1, 0, "other-1"), start(2), site.consortium.offer(text)):
+        assert site.feed(WorkFailed(abandoned, DeclineCause.INTERNAL, "cut short")) == (
+            Note(f"job {abandoned.job}: cut short", trouble=True),
+        )
     site.finish()
     assert isinstance(site.doing, Work)
 
@@ -667,7 +671,7 @@ def test_a_result_made_while_away_waits_until_it_is_asked_for(site: Site, text: 
     site.feed(Connected(NONCE, "0.1.0"))
     site.effects.clear()
 
-    assert site.finish() == ()
+    assert [type(effect) for effect in site.finish()] == [Keep]
 
     site.hear(site.consortium.welcome())
     assert not site.did(Upload)
@@ -675,6 +679,49 @@ def test_a_result_made_while_away_waits_until_it_is_asked_for(site: Site, text: 
     assert len(site.did(Upload)) == 1
     site.finish()
     assert len(site.said(Contribution)) == 1
+
+
+def test_a_result_outlives_the_site(site: Site, text: str) -> None:
+    """Killed after its work was done, a site holds its data against the contract again and does no work twice."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+    site.finish()
+    (kept,) = site.did(Keep)
+
+    again = Site(site.consortium, Session(site.consortium.identity(), (kept.remembered,))).attend()
+    again.accept(text)
+    again.hear(start(1, 1))
+    again.finish()
+
+    assert [len(again.did(kind)) for kind in (CheckData, Fetch, Work, Upload)] == [1, 0, 0, 1]
+    assert again.said(Contribution) == [Contribution("risk-1", 1, 1, kept.remembered.result.payload, 100.0, 2.0)]
+
+
+def test_a_result_of_another_step_is_no_answer_after_a_restart(site: Site, text: str) -> None:
+    """What was kept for one step is not sent to the next."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+    site.finish()
+    (kept,) = site.did(Keep)
+
+    again = Site(site.consortium, Session(site.consortium.identity(), (kept.remembered,))).attend()
+    again.accept(text)
+    again.hear(start(2))
+
+    assert isinstance(again.doing, Fetch)
+
+
+def test_a_policy_that_was_tightened_holds_from_the_next_offer(site: Site, text: str) -> None:
+    """A job accepted earlier is refused when it is offered again under a policy that forbids it."""
+    site.accept(text)
+
+    effects = site.hear(site.consortium.offer(text), Policy())
+
+    assert any(isinstance(each, Send) and isinstance(each.message, JobRefused) for each in effects)
+    site.hear(start())
+    assert [each.cause for each in site.said(Declined)] == [DeclineCause.POLICY]
 
 
 @pytest.mark.parametrize("finished", [0, 2], ids=["fetching", "uploading"])
@@ -1011,7 +1058,7 @@ def test_no_order_of_words_makes_a_site_contribute_unasked(
                 Fetched(start(1, 0, "one-1")),
                 Worked(start(1, 0, "one-1"), BlobRef(bytes(32), 400), 1.0, 1.0),
                 Uploaded(start(1, 0, "one-1")),
-                WorkFailed("one-1", DeclineCause.INTERNAL, "late"),
+                WorkFailed(start(1, 0, "one-1"), DeclineCause.INTERNAL, "late"),
                 Received(start(1, 1, "one-1"), OPEN),
                 Received(start(2, 0, "one-1"), OPEN),
                 Received(JobEnded("one-1", JobState.STOPPED, ""), OPEN),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
 from coordinator.run import (
-    MAX_FAILURES,
     Answer,
     Broken,
     Commit,

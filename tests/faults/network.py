@@ -304,6 +304,7 @@ class Wire(_Server):
         self.opened_links = 0
         self.passed = {Way.UP: 0, Way.DOWN: 0}
         self._inspector = inspector
+        self._holds_new = False
         self._links: list[_Link] = []
         self._cuts: deque[Cut] = deque()
 
@@ -321,6 +322,10 @@ class Wire(_Server):
         """Each of the next connections ends at its cut; those after them do not."""
         self._cuts.extend(cuts)
 
+    def hold_new(self) -> None:
+        """Connections made from now on are taken, and nothing comes out of them: so a firewall swallows packets."""
+        self._holds_new = True
+
     def freeze(self, *ways: Way) -> None:
         """The connections that are open now become half-open: nothing comes out of them (both ways, unless told which).
 
@@ -337,6 +342,8 @@ class Wire(_Server):
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._inspector is not None:
             await writer.start_tls(self._inspector.context())
+        if self._holds_new:
+            await asyncio.get_running_loop().create_future()  # until the wire is taken down
         link = _Link(self, self.opened_links, self._cuts.popleft() if self._cuts else None)
         self.opened_links += 1
         self._links.append(link)

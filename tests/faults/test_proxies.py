@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -183,21 +182,23 @@ def test_whoever_inspects_tls_is_named(
     running: Serving, consortium: Consortium, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The agent's log and the doctor say who made the certificate, and the agent goes on trying."""
-    caplog.set_level(logging.WARNING, "parley.site")
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "parley.site"]
 
     async def story() -> None:
         async with running() as hub, _proxy(inspector=Inspector("Zealous Firewalls")) as proxy:
             site = consortium.member("a")
             line = _through(hub, site, {"HTTPS_PROXY": proxy.url()})
             attending = asyncio.create_task(_agent(line, site, consortium, tmp_path / "a").run())
-            await until(lambda: bool(caplog.messages))
+            await until(lambda: bool(told()))
             assert not attending.done()
             attending.cancel()
             check = await _failing(line, site, consortium)
             assert check.name == "TLS"
-            for told in (caplog.messages[0], check.found):
-                assert f"TLS to {NAME}:{hub.port} is opened on the way" in told
-                assert "made by 'Zealous Firewalls Inspection CA (Zealous Firewalls)'" in told
+            for words in (told()[0], check.found):
+                assert f"TLS to {NAME}:{hub.port} is opened on the way" in words
+                assert "made by 'Zealous Firewalls Inspection CA (Zealous Firewalls)'" in words
             assert f"exempt {NAME}:{hub.port} from TLS inspection" in check.fix
 
     asyncio.run(story())

@@ -75,6 +75,14 @@ class PostgreSQL:
             found = connection.execute(statement)
             return found.fetchall() if found.description else []
 
+    def configure(self, name: str, value: str) -> None:
+        """Returns when the server's setting has this value."""
+        with self.data.joinpath("postgresql.conf").open("a") as settings:
+            settings.write(f"{name} = {value}\n")
+        self._run("pg_ctl", "-D", self.data, "reload")
+        while self.sql(f"SHOW {name}") != [(value,)]:
+            pass
+
     def start(self) -> None:
         """Returns when the server takes connections."""
         self._run("pg_ctl", "-D", self.data, "-w", "-l", self.folder / "log", "-o", f"-p {self.port}", "start")

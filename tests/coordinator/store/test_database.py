@@ -1,13 +1,17 @@
 """A database is opened as a durable store, or refused in words that say what to do."""
 
-import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, delete, inspect, text
 
-from coordinator.records import SitePresence
-from coordinator.store import Store, StoreReader, url_in
+from coordinator.records import JobRecord, SitePresence, StepRecord
+from coordinator.store import Store, StoreReader, database, tables, url_in
+from coordinator.store.reader import transaction
 from federation.errors import ConfigurationError, StorageError
 
 
@@ -17,19 +21,30 @@ def written(url: str) -> None:
         store.set_presence((SitePresence("cleveland", connected=True, last_seen=1.0, state="ready"),))
 
 
-def test_every_connection_is_durable_and_checked(store: Store) -> None:
-    """Each connection, not only the first, has a write-ahead log, full syncs, foreign keys and patience."""
+@contextmanager
+def another_program(url: str) -> Iterator[Connection]:
+    """Another program's connection to the same database."""
+    engine = create_engine(database.checked(url))
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def test_every_connection_is_durable_and_checked(url: str) -> None:
+    """Each connection that writes, not only the first, has a write-ahead log, full syncs, foreign keys and patience."""
     pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-    with store._engine.connect() as one, store._engine.connect() as two:
-        for connection in (one, two):
-            told = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() for pragma in pragmas]
-            assert told == ["wal", 2, 1, 5000]
-
-
-def test_what_was_written_is_there_when_the_store_opens_again(url: str) -> None:
-    """Closing and opening loses nothing."""
-    written(url)
     with Store(url) as store:
+        for _ in range(2):
+            with store._writer.connect() as connection:
+                told = [connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() for pragma in pragmas]
+                assert told == ["wal", 2, 1, 5000]
+                connection.invalidate()
+
+
+def test_what_was_written_is_there_when_the_store_opens_again(store_url: str) -> None:
+    """Closing and opening loses nothing."""
+    written(store_url)
+    with Store(store_url) as store:
         assert [site.name for site in store.presence()] == ["cleveland"]
 
 
@@ -40,28 +55,24 @@ def test_what_was_written_is_there_when_the_store_opens_again(url: str) -> None:
         ("sqlite:///:memory:", "a store in memory forgets every job at its end"),
         ("mysql://root@localhost/parley", "a store cannot be kept in mysql"),
         ("somewhere", "the store's URL is not a database URL"),
+        ("postgresql://parley:sword/fish@localhost/parley", "the store's URL is not a database URL"),
     ],
 )
 def test_only_sqlite_files_and_postgresql_are_stores(url: str, problem: str) -> None:
-    """Any other URL is refused with the two that are possible."""
+    """Any other URL is refused with the two that are possible; a password in it is not repeated."""
     with pytest.raises(ConfigurationError) as refused:
         Store(url)
     assert problem in str(refused.value)
     assert "the coordinator's operator" in str(refused.value)
     assert "give sqlite:///PATH or postgresql://USER@HOST/DATABASE" in str(refused.value)
+    assert "sword" not in str(refused.value)
 
 
-def test_a_locked_store_is_refused(url: str, tmp_path: Path) -> None:
-    """Another program's transaction is waited for, and then told."""
-    written(url)
-    other = sqlite3.connect(tmp_path / "parley.db", isolation_level=None)
-    with Store(url, patience=0.01) as store:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match=r"parley.db is locked by another program .*stop the other"):
-            store.set_presence(())
-        other.execute("ROLLBACK")
-        store.set_presence(())
-    other.close()
+def test_an_installation_without_the_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Psycopg is an extra of the package; its name is told."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigurationError, match=r'needs psycopg.*pip install "parley-fl\[postgresql\]"'):
+        Store("postgresql://parley@localhost/parley")
 
 
 @pytest.mark.parametrize("open_", [Store, StoreReader])
@@ -88,7 +99,7 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """A database opened read-only is not half migrated."""
     file = tmp_path / "parley.db"
     file.touch()
-    with pytest.raises(StorageError, match=r"parley.db.* cannot be written .*make the file and its folder"):
+    with pytest.raises(StorageError, match=r"parley.db cannot be written .*make the file and its folder"):
         Store(f"sqlite:///file:{file}?mode=ro&uri=true")
     assert file.read_bytes() == b""
 
@@ -99,39 +110,29 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
         Store(url_in(tmp_path / "nowhere"))
 
 
-def test_a_store_of_a_newer_release_is_refused_by_name(url: str) -> None:
+def test_a_store_of_a_newer_release_is_refused_by_name(empty_url: str) -> None:
     """The refusal says which release wrote it and what to install; neither the coordinator nor a reader touches it."""
-    written(url)
-    engine = create_engine(url)
-    with engine.begin() as connection:
+    written(empty_url)
+    with another_program(empty_url) as connection:
         connection.execute(text("UPDATE parley_schema SET version_num = '0099'"))
         connection.execute(text("INSERT INTO migration VALUES ('0099', '9.9.0', 4e9)"))
+        connection.commit()
     for open_ in (Store, StoreReader):
         with pytest.raises(StorageError) as refused:
-            open_(url)
+            open_(empty_url)
         assert "was written by Parley 9.9.0 (schema 0099); this is" in str(refused.value)
         assert "install Parley 9.9.0, or restore the copy made before the upgrade" in str(refused.value)
-    engine.dispose()
 
 
-def test_a_database_of_another_program_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused(empty_url: str) -> None:
     """A table that bears one of the store's names and was not made by it stops the migration before it begins."""
-    other = sqlite3.connect(tmp_path / "parley.db")
-    other.execute("CREATE TABLE job (title TEXT)")
+    with another_program(empty_url) as connection:
+        connection.execute(text("CREATE TABLE job (title TEXT)"))
+        connection.commit()
     with pytest.raises(StorageError, match=r"has a table 'job' that Parley did not make.*a database of its own"):
-        Store(url)
-    assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("job",)]
-    other.close()
-
-
-def test_an_unreachable_server_is_told_without_its_password() -> None:
-    """The message names the server, not the secret in its URL."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with pytest.raises(StorageError) as refused:
-        Store("postgresql://parley:swordfish@127.0.0.1:1/parley")
-    assert "the store at postgresql+psycopg://parley:***@127.0.0.1:1/parley does not answer" in str(refused.value)
-    assert "swordfish" not in str(refused.value)
-    assert "that the server runs" in str(refused.value)
+        Store(empty_url)
+    with another_program(empty_url) as connection:
+        assert inspect(connection).get_table_names() == ["job"]
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -144,32 +145,48 @@ def test_a_reader_makes_no_store(url: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_migrates_nothing(url: str, tmp_path: Path) -> None:
+def test_a_reader_migrates_nothing(empty_url: str, tmp_path: Path) -> None:
     """A store whose schema is older than the release is refused until a coordinator has brought it up."""
     (tmp_path / "parley.db").touch()
     with pytest.raises(StorageError, match=r"no schema of Parley's; this release reads .*start the coordinator"):
-        StoreReader(url)
-    assert (tmp_path / "parley.db").read_bytes() == b""
+        StoreReader(empty_url)
+    with another_program(empty_url) as connection:
+        assert inspect(connection).get_table_names() == []
 
 
-def test_a_reader_sees_what_is_committed_and_nothing_else(url: str, tmp_path: Path) -> None:
+def test_a_reader_sees_what_is_committed_and_nothing_else(store_url: str) -> None:
     """A reader neither waits for an open transaction nor sees what is in it."""
-    written(url)
-    writer = sqlite3.connect(tmp_path / "parley.db", isolation_level=None)
-    with StoreReader(url, patience=0.01) as reader:
-        writer.execute("BEGIN IMMEDIATE")
-        writer.execute("UPDATE presence SET state = 'training'")
+    written(store_url)
+    with StoreReader(store_url, patience=0.01) as reader, another_program(store_url) as writer:
+        writer.execute(text("UPDATE presence SET state = 'training'"))
         assert [site.state for site in reader.presence()] == ["ready"]
-        writer.execute("COMMIT")
+        writer.commit()
         assert [site.state for site in reader.presence()] == ["training"]
-    writer.close()
 
 
-def test_a_reader_cannot_write(url: str) -> None:
+def test_many_threads_read_what_one_writes(
+    store: Store, job: Callable[[], JobRecord], step: Callable[[int], StepRecord]
+) -> None:
+    """Each answer is of one instant: no step is seen without its shares, and none before an earlier one."""
+    store.add_job(job())
+    written_steps = tuple(step(number) for number in range(1, 11))
+    with ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(store.steps, "heart-1") for _ in range(20)]
+        for each in written_steps:
+            store.commit_step(each)
+            answers.append(threads.submit(store.steps, "heart-1"))
+        for answer in answers:
+            assert answer.result() == written_steps[: len(answer.result())]
+    assert store.steps("heart-1") == written_steps
+
+
+def test_a_reader_cannot_write(store_url: str) -> None:
     """The database itself refuses what the types do not offer."""
-    written(url)
-    with StoreReader(url) as reader, pytest.raises(StorageError, match="cannot be written"):
-        Store.set_presence(reader, ())  # type: ignore[arg-type]  # the point: a reader is no store
+    written(store_url)
+    with StoreReader(store_url) as reader:
+        with pytest.raises(StorageError, match="cannot be written"), transaction(reader._engine) as session:
+            session.exec(delete(tables.Presence))
+        assert len(reader.presence()) == 1
 
 
 def test_a_url_may_hold_any_path(tmp_path: Path) -> None:

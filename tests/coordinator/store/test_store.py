@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis.strategies import none
 
 from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, SitePresence, StepRecord
 from coordinator.store import Store, url_in
@@ -263,7 +264,7 @@ def test_a_site_has_at_most_one_share_in_a_step(store: Store, job: MakeJob, step
     """A step that counts a site twice is refused whole: neither the job nor any share of it is kept."""
     store.add_job(job())
     twice = (*step(1).shares, Share("cleveland", Outcome.COUNTED))
-    with pytest.raises(LocalProtocolError, match="(?i)the store keeps something else already: .*unique constraint"):
+    with pytest.raises(LocalProtocolError, match=r"(?i)the store keeps something else already: .*unique constraint"):
         store.commit_step(replace(step(1), shares=twice))
     assert (store.job("heart-1"), store.steps("heart-1")) == (job(), ())
 
@@ -439,7 +440,7 @@ def test_a_job_comes_back_exactly(shared: Store, record: JobRecord) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(record=steps, final=st.none() | models)
+@given(record=steps, final=none() | models)
 def test_a_step_comes_back_exactly(shared: Store, record: StepRecord, final: ModelRecord | None) -> None:
     """Every field of a step survives, with shares and metrics in their order, and the final model with it."""
     job = f"job-{next(fresh)}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from federation import codec
+from federation.blobs import sync_folder
 from federation.errors import RemoteProtocolError, StorageError
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ def write(path: Path, content: bytes, *, secret: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as refused:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise StorageError(
             f"cannot write {path}: {refused.strerror}", fix="give this user the right to write"
         ) from refused
@@ -52,21 +56,10 @@ def rename(draft: Path, final: Path) -> None:
     """
     try:
         draft.rename(final)
-        _sync(final.parent)
+        sync_folder(final.parent)
     except OSError as refused:
         problem = f"cannot write {final}: {refused.strerror}"
         raise StorageError(problem, fix="give this user the right to write there") from refused
-
-
-def _sync(folder: Path) -> None:
-    """Makes renames in `folder` durable, where the system lets folders be opened."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path, made_by: str) -> bytes:
