@@ -1,6 +1,7 @@
 """Content-addressed payloads on disk: named by their SHA-256, received in chunks, resumable, never half there."""
 
 import hashlib
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import BinaryIO
 
 from federation.errors import RemoteProtocolError, StorageError
 
-__all__ = ["CHUNK", "BlobRef", "BlobStore", "Incoming", "sync_folder"]
+__all__ = ["CHUNK", "BlobRef", "BlobStore", "Draft", "Incoming", "sync_folder"]
 
 CHUNK = 1024 * 1024
 """Bytes per chunk on the wire and per read on disk (measured: 1-4 MiB cost the least CPU through TLS)."""
@@ -120,8 +121,7 @@ class Incoming:
             )
         try:
             with _disk(self._store.folder):
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                self._store.sync(self._file)
         finally:
             self.pause()
         return self._store.adopt(self._partial, self.ref)
@@ -145,15 +145,51 @@ class Incoming:
             )
 
 
+class Draft:
+    """A payload that is written here, a piece at a time; its name is known when it is kept."""
+
+    def __init__(self, store: "BlobStore", file: BinaryIO, path: Path) -> None:
+        self._store = store
+        self._file = file
+        self._path = path
+        self._hash = hashlib.sha256()
+        self._length = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Adds the next bytes.
+
+        Raises:
+            StorageError: The disk does not take them.
+        """
+        with _disk(self._store.folder):
+            self._file.write(content)
+        self._hash.update(content)
+        self._length += len(content)
+
+    def keep(self) -> BlobRef:
+        """Gives the payload its name, durably.
+
+        Raises:
+            StorageError: The disk does not take it.
+        """
+        ref = BlobRef(self._hash.digest(), self._length)
+        with _disk(self._store.folder):
+            self._store.sync(self._file)
+        self._store.adopt(self._path, ref)
+        return ref
+
+
 class BlobStore:
-    """A folder of payloads, each under its digest. A name is there only when all its bytes are, durably.
+    """A folder of payloads, each under its digest. A name is there only when all its bytes are.
 
     Args:
         folder: Where the payloads lie; made if missing.
+        durable: Whether a name outlives a power cut. Payloads that are sent again when they are lost need not.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = folder
+        self._durable = durable
         with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -167,21 +203,28 @@ class BlobStore:
         return path.exists() and path.stat().st_size == ref.length
 
     def put(self, content: bytes | memoryview) -> BlobRef:
-        """Stores `content` durably and returns its name."""
+        """Stores `content` and returns its name."""
         ref = BlobRef.of(content)
         if not self.has(ref):
-            with _disk(self.folder):
-                handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-                try:
-                    with open(handle, "wb") as file:  # noqa: PTH123 - a handle, not a path
-                        file.write(content)
-                        file.flush()
-                        os.fsync(file.fileno())
-                except BaseException:
-                    Path(name).unlink(missing_ok=True)
-                    raise
-            self.adopt(Path(name), ref)
+            with self.draft() as draft:
+                draft.write(content)
+                draft.keep()
         return ref
+
+    @contextmanager
+    def draft(self) -> Iterator[Draft]:
+        """A payload to be written piece by piece; what is not kept by the end of the block is gone.
+
+        Raises:
+            StorageError: The folder cannot be written to.
+        """
+        with _disk(self.folder):
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with open(handle, "wb") as file:  # noqa: PTH123 - a handle, not a path
+                yield Draft(self, file, Path(name))
+        finally:
+            Path(name).unlink(missing_ok=True)
 
     def get(self, ref: BlobRef) -> bytes:
         """The whole payload; for small ones (job files, preparations), never for models on the round's path.
@@ -192,6 +235,19 @@ class BlobStore:
         if not self.has(ref):
             raise StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
         return self.path(ref).read_bytes()
+
+    def mapped(self, ref: BlobRef) -> memoryview:
+        """The payload as read-only memory that the system pages in and out; the last view of it unmaps it.
+
+        Raises:
+            StorageError: It is not here.
+        """
+        if not self.has(ref):
+            raise StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
+        if not ref.length:
+            return memoryview(b"")
+        with self.path(ref).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def chunks(self, ref: BlobRef, offset: int = 0) -> Iterator[bytes]:
         """The payload from `offset` on, a chunk at a time.
@@ -219,12 +275,19 @@ class BlobStore:
         return Incoming(self, ref)
 
     def adopt(self, file: Path, ref: BlobRef) -> Path:
-        """Moves a complete, synced file in under its name; durable afterwards."""
+        """Moves a complete, synced file in under its name."""
         target = self.path(ref)
         with _disk(self.folder):
             file.replace(target)
-            sync_folder(self.folder)
+            if self._durable:
+                sync_folder(self.folder)
         return target
+
+    def sync(self, file: BinaryIO) -> None:
+        """Brings what was written to `file` to the disk, if this folder is to outlive a power cut."""
+        file.flush()
+        if self._durable:
+            os.fsync(file.fileno())
 
     def drop(self, ref: BlobRef) -> None:
         """Forgets `ref`, if it is here."""

@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from federation.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["F32", "F64", "Layout", "TensorSpec", "from_safetensors", "to_safetensors"]
+__all__ = ["BLOCK", "F32", "F64", "Layout", "TensorSpec", "finite", "from_safetensors", "header", "to_safetensors"]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+
+BLOCK = 65_536
+"""Values worked on at a time where a vector may be large: they stay in the processor's cache."""
 
 _MAX_HEADER = 16 * 1024 * 1024
 _MAX_RANK = 8
@@ -91,6 +94,21 @@ class Layout:
         return views
 
 
+def header(layout: Layout, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of the model's safetensors file, after which its flat vector stands; equal input, equal bytes."""
+    fields: dict[str, object] = {}
+    if metadata:
+        fields["__metadata__"] = dict(sorted(metadata.items()))
+    start = 0
+    for tensor in layout.tensors:
+        end = start + 4 * tensor.size
+        fields[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
 def to_safetensors(layout: Layout, flat: F32, metadata: Mapping[str, str] | None = None) -> bytes:
     """The model as the bytes of a safetensors file; equal input gives equal bytes.
 
@@ -99,17 +117,13 @@ def to_safetensors(layout: Layout, flat: F32, metadata: Mapping[str, str] | None
     """
     if flat.shape != (layout.size,):
         raise LocalProtocolError(f"a vector of {flat.size} values cannot be a model of {layout.size}")
-    header: dict[str, object] = {}
-    if metadata:
-        header["__metadata__"] = dict(sorted(metadata.items()))
-    start = 0
-    for tensor in layout.tensors:
-        end = start + 4 * tensor.size
-        header[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + np.ascontiguousarray(flat, dtype="<f4").tobytes()
+    values = np.ascontiguousarray(flat, dtype="<f4")
+    return b"".join((header(layout, metadata), memoryview(values).cast("B") if values.size else b""))
+
+
+def finite(values: npt.NDArray[np.floating]) -> bool:
+    """Whether all values are finite; looks at a block at a time, so that it needs no memory to speak of."""
+    return all(bool(np.isfinite(values[start : start + BLOCK]).all()) for start in range(0, values.size, BLOCK))
 
 
 def from_safetensors(blob: bytes | memoryview) -> tuple[Layout, F32]:
@@ -127,14 +141,14 @@ def from_safetensors(blob: bytes | memoryview) -> tuple[Layout, F32]:
     if length > min(_MAX_HEADER, len(view) - 8):
         raise RemoteProtocolError(f"a model declares a header of {length} bytes, more than it has", fix=fix)
     try:
-        header = json.loads(bytes(view[8 : 8 + length]))
+        fields = json.loads(bytes(view[8 : 8 + length]))
     except (ValueError, RecursionError) as broken:
         raise RemoteProtocolError("a model's safetensors header is not JSON", fix=fix) from broken
-    if not isinstance(header, dict):
+    if not isinstance(fields, dict):
         raise RemoteProtocolError("a model's safetensors header is not an object", fix=fix)
-    header.pop("__metadata__", None)
+    fields.pop("__metadata__", None)
     specs: list[tuple[int, int, TensorSpec]] = []
-    for name, entry in header.items():
+    for name, entry in fields.items():
         try:
             begin, end = map(_whole, entry["data_offsets"])
             spec = TensorSpec(name, tuple(map(_whole, entry["shape"])))
@@ -156,7 +170,7 @@ def from_safetensors(blob: bytes | memoryview) -> tuple[Layout, F32]:
         raise RemoteProtocolError("a model's tensors do not fill its file", fix=fix)
     flat = np.frombuffer(view[8 + length :], dtype="<f4")
     flat.flags.writeable = False
-    if not np.isfinite(flat).all():
+    if not finite(flat):
         raise RemoteProtocolError("a model holds NaN or infinite values", fix=fix)
     return Layout(tuple(spec for *_, spec in specs)), flat
 

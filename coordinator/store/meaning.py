@@ -55,6 +55,7 @@ _BROKEN_OFF = (
     "does not answer: the connection broke off",
     "check the server and the network between",
 )
+_CROWDED = ("has no connection left", "raise max_connections on the server, or close other programs")
 _SERVER = ("does not answer as it must", "check its URL, and that this user may create and change tables there")
 
 _POSTGRESQL = {
@@ -64,7 +65,7 @@ _POSTGRESQL = {
     "42501": ("does not let this user make or change tables", "grant it CREATE on the schema, or make it the owner"),
     "53100": ("has no room on its server's disk", "free disk space on the server, then try again"),
     "53200": ("has no memory left on its server", "free memory on the server, then try again"),
-    "53300": ("has no connection left", "raise max_connections on the server, or close other programs"),
+    "53300": _CROWDED,
     "55P03": _LOCKED,
     "57P01": _STARTING,
     "57P02": _STARTING,
@@ -86,6 +87,7 @@ _POSTGRESQL_SAYS = (
         r'database "[^"]*" does not exist',
         ("does not exist", "create the database: createdb --encoding=UTF8 --template=template0 NAME"),
     ),
+    (r"too many (connections|clients)|remaining connection slots", _CROWDED),
     (r"pg_hba\.conf", ("does not let this user in from here", "add a line for it to the server's pg_hba.conf")),
     (r"starting up|shutting down|recovery mode|terminating connection", _STARTING),
     (
@@ -151,15 +153,15 @@ def disk_told(address: URL) -> Iterator[None]:
 
 
 def place(address: URL) -> str:
-    """Which store an address names, in words."""
+    """Which store an address names, in words: a file by its path, a database by its URL without passwords."""
+    if address.get_backend_name() == "sqlite":
+        return f"the store {file_of(address)}"
     return f"the store {shown(address)}"
 
 
 def shown(address: URL) -> str:
-    """An address as people may read it: a file's path, or a URL without its passwords."""
-    if address.get_backend_name() == "sqlite":
-        return str(file_of(address))
-    public = address.set(drivername="postgresql").difference_update_query(_SECRETS)
+    """An address as a URL that people may read: without its passwords, and without the driver's name."""
+    public = address.set(drivername=address.get_backend_name()).difference_update_query(_SECRETS)
     return public.render_as_string(hide_password=True)
 
 

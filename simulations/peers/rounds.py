@@ -98,7 +98,7 @@ def table(result: Result) -> Table:
         for side, each in sides.items():
             second = each.serverapp_peak_rss_mb
             drawn.add_row(
-                f"{size} ({each.values:,} values)",
+                size,
                 side,
                 f"{each.seconds_per_round:.3f}",
                 f"{each.slowest_round_seconds:.3f}",
@@ -114,8 +114,8 @@ def table(result: Result) -> Table:
 def _ratios(parley: Figures, flower: Figures) -> tuple[str, ...]:
     seconds = flower.seconds_per_round / parley.seconds_per_round
     peak = flower.peak_rss_mb / parley.peak_rss_mb
-    cpu = f"{flower.cpu_seconds / parley.cpu_seconds:.0f} x" if parley.cpu_seconds else ""
-    return "", "flower / parley", f"{seconds:.0f} x", "", cpu, f"{peak:.1f} x", ""
+    cpu = f"{flower.cpu_seconds / parley.cpu_seconds:.1f} x" if parley.cpu_seconds else ""
+    return "", "flower / parley", f"{seconds:.1f} x", "", cpu, f"{peak:.1f} x", ""
 
 
 if __name__ == "__main__":

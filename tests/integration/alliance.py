@@ -142,10 +142,10 @@ class Said:
         return json.loads(self.out)
 
 
-def command(home: Path, *arguments: str) -> Said:
+def command(home: Path | None, *arguments: str) -> Said:
     """Runs a command in this process: the very same code without the second that a new interpreter takes."""
     out, err = io.StringIO(), io.StringIO()
-    argv = ["parley", *arguments, "--home", str(home)]
+    argv = ["parley", *arguments, *([] if home is None else ["--home", str(home)])]
     wide = {"COLUMNS": "400"}
     code = 0
     with patch.object(sys, "argv", argv), patch.dict(os.environ, wide), redirect_stdout(out), redirect_stderr(err):

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -107,10 +105,9 @@ def test_predict_gives_the_predictor_s_probabilities(alliance: Alliance, package
     csv = tmp_path / "new.csv"
     new.to_csv(csv, index=False)
     output = tmp_path / "predictions.csv"
-    predict = [sys.executable, "-P", "-m", "parley", "predict", str(package), str(csv), "--output", str(output)]
-    said = subprocess.run(predict, capture_output=True, text=True, check=False)
-    assert (said.returncode, said.stderr) == (0, "")
-    assert "120 predictions in" in said.stdout
+    said = command(None, "predict", str(package), str(csv), "--output", str(output))
+    assert (said.code, said.err) == (0, "")
+    assert "120 predictions in" in said.out
     expected = Predictor.load(package).predict(new)
     pd.testing.assert_frame_equal(pd.read_csv(output), expected, check_dtype=False)
 

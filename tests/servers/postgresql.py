@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -35,6 +36,9 @@ fsync = on
 shared_buffers = 16MB
 max_connections = 40
 log_min_messages = fatal
+autovacuum = off
+wal_level = minimal
+max_wal_senders = 0
 """
 
 
@@ -107,31 +111,42 @@ class PostgreSQL:
     def guarded(self) -> subprocess.Popen[bytes]:
         """A process that stops the server and removes its files when our end of its input closes, also by our death."""
         script = 'cat >/dev/null; "$1" -D "$2" -m immediate stop >/dev/null 2>&1; rm -rf "$3"'
-        return subprocess.Popen(
-            ["/bin/sh", "-c", script, "guard", self.programs / "pg_ctl", self.data, self.folder],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-            **self._as_owner(),
-        )
+        command = ["/bin/sh", "-c", script, "guard", self.programs / "pg_ctl", self.data, self.folder]
+        return self._popen(command, stdin=subprocess.PIPE)
 
     def _run(self, program: str, *arguments: object) -> str:
-        command = [self.programs / program, *map(str, arguments)]
         # to a file: a started server keeps the descriptors that it inherits, and a pipe would never end
         with tempfile.TemporaryFile("w+") as told:
-            done = subprocess.run(command, stdout=told, stderr=told, check=False, timeout=_SECONDS, **self._as_owner())
+            running = self._popen([self.programs / program, *map(str, arguments)], stdout=told, stderr=told)
+            status = running.wait(_SECONDS)
             told.seek(0)
             output = told.read()
-        if done.returncode != 0:
+        if status != 0:
             raise RuntimeError(f"{program} failed: {output}")
         return output
 
-    def _as_owner(self) -> dict[str, object]:
+    def _popen(
+        self,
+        command: list[str | Path],
+        *,
+        stdin: int | None = None,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a program as the server's owner, with none of the environment's words on servers or languages."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}
-        options: dict[str, object] = {"cwd": self.folder, "env": environment | {"LC_ALL": "C"}}
-        if self.owner is not None:
-            group = pwd.getpwnam(self.owner).pw_gid
-            options |= {"user": self.owner, "group": group, "extra_groups": []}
-        return options
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=self.folder,
+            env=environment | {"LC_ALL": "C"},
+            user=self.owner,
+            group=None if self.owner is None else pwd.getpwnam(self.owner).pw_gid,
+            extra_groups=None if self.owner is None else [],
+            start_new_session=True,
+        )
 
 
 def binaries() -> Path | None:

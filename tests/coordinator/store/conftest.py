@@ -2,15 +2,16 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlmodel import SQLModel
 
-from coordinator.records import JobRecord, Outcome, Share, StepRecord
+from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, SitePresence, StepRecord
 from coordinator.store import Store, url_in
 from federation.blobs import BlobRef
-from federation.messages import MembershipStatement, Metric, Role, StepKind
+from federation.messages import EnrolmentRequest, JobState, MembershipStatement, Metric, RevocationList, Role, StepKind
 from tests.servers.postgresql import PostgreSQL, running
 
 SITES = ("cleveland", "hungary", "long-beach", "switzerland")
@@ -46,11 +47,21 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgresql_url(postgresql: PostgreSQL, migrated: str) -> str:
+def emptied(postgresql: PostgreSQL, migrated: str) -> Callable[[], str]:
+    """Empties that database and tells its URL."""
+    kept = [table for table in reversed(SQLModel.metadata.sorted_tables) if table.name != "migration"]
+
+    def empty() -> str:
+        postgresql.sql("; ".join(str(table.delete()) for table in kept), migrated)  # quicker than TRUNCATE by far
+        return postgresql.url(migrated)
+
+    return empty
+
+
+@pytest.fixture
+def postgresql_url(emptied: Callable[[], str]) -> str:
     """A store on a server, with nothing in it."""
-    kept = (table for table in reversed(SQLModel.metadata.sorted_tables) if table.name != "migration")
-    postgresql.sql("; ".join(str(table.delete()) for table in kept), migrated)  # quicker than TRUNCATE by far
-    return postgresql.url(migrated)
+    return emptied()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -123,3 +134,28 @@ def step() -> Callable[..., StepRecord]:
         )
 
     return make
+
+
+@pytest.fixture
+def changes(
+    member: Callable[..., MembershipStatement], job: Callable[..., JobRecord], step: Callable[..., StepRecord]
+) -> tuple[Callable[[Store], None], ...]:
+    """A call of every method that changes a store, in an order that is possible."""
+    request = EnrolmentRequest("a" * 32, "x", "x", Role.SITE, b"spki", b"p" * 32, b"proof", b"q" * 64, "0.1.0")
+    final = ModelRecord("heart-1", "heart", BlobRef.of(b"final"), 1, 9.0, (Metric("auc", 0.75),), "{}")
+    last = replace(step(2), state=JobState.FINISHED, reason="done", final=final)
+    here = SitePresence("cleveland", connected=True, last_seen=6.0, state="training")
+    return (
+        lambda store: store.add_member(member("hungary", 2), b"pem", 10.0),
+        lambda store: store.add_enrolment(request, 10.0),
+        lambda store: store.approve_enrolment(request.invitation, member(), b"pem", 11.0),
+        lambda store: store.put_revocations(RevocationList("heart", 3, 5, (), b"s" * 64)),
+        lambda store: store.add_job(job()),
+        lambda store: store.add_job(job("heart-2")),
+        lambda store: store.set_job_site("heart-1", JobSite("cleveland", "accepted")),
+        lambda store: store.set_job_state("heart-1", JobState.RUNNING, "", 999.0),
+        lambda store: store.commit_step(step(1)),
+        lambda store: store.commit_step(last),
+        lambda store: store.set_job_state("heart-2", JobState.STOPPED, "asked", 12.0),
+        lambda store: store.set_presence((here,)),
+    )

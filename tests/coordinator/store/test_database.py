@@ -55,7 +55,7 @@ def test_what_was_written_is_there_when_the_store_opens_again(store_url: str) ->
         ("sqlite:///:memory:", "a store in memory forgets every job at its end"),
         ("mysql://root@localhost/parley", "a store cannot be kept in mysql"),
         ("somewhere", "the store's URL is not a database URL"),
-        ("postgresql://parley:sword/fish@localhost/parley", "the store's URL is not a database URL"),
+        ("postgresql://parley:swordfish@localhost:port/parley", "the store's URL is not a database URL"),
     ],
 )
 def test_only_sqlite_files_and_postgresql_are_stores(url: str, problem: str) -> None:

@@ -2,8 +2,8 @@
 
 import os
 import socket
-import subprocess
-import sys
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,12 @@ from tests.servers.postgresql import PostgreSQL
 
 HERE = SitePresence("cleveland", connected=True, last_seen=6.0, state="training")
 
-COORDINATOR = """
-import sys
-from coordinator.store import Store
-store = Store(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.read()
-"""
+
+def coordinate(url: str, told: Connection) -> None:
+    """A coordinator that does nothing until it is killed."""
+    with Store(url):
+        told.send("ready")
+        told.recv()
 
 
 def test_a_second_coordinator_is_refused(store_url: str) -> None:
@@ -46,14 +45,15 @@ def test_a_reader_is_not_refused(store: Store, store_url: str) -> None:
 
 def test_a_hold_ends_with_its_process(store_url: str) -> None:
     """A killed coordinator leaves nothing that keeps the next one out."""
-    command = [sys.executable, "-c", COORDINATOR, store_url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"ready\n"
-        with pytest.raises(StorageError, match=rf"another coordinator \(process {other.pid} on "):
-            Store(store_url, patience=0.05)
-        other.kill()
-        other.wait()
+    fork = get_context("fork")
+    ours, theirs = fork.Pipe()
+    other = fork.Process(target=coordinate, args=(store_url, theirs))
+    other.start()
+    assert ours.recv() == "ready"
+    with pytest.raises(StorageError, match=rf"another coordinator \(process {other.pid} on "):
+        Store(store_url, patience=0.05)
+    other.kill()
+    other.join()
     Store(store_url).close()
 
 

@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from coordinator import worker
-from coordinator.records import JobRecord, JobSite, ModelRecord, SitePresence, StepRecord
+from coordinator.records import JobRecord, SitePresence, StepRecord
 from coordinator.store import Store, StoreReader, url_in
 from coordinator.worker import Worker
-from federation.blobs import BlobRef
 from federation.errors import StorageError
-from federation.messages import EnrolmentRequest, JobState, MembershipStatement, RevocationList, Role
 from tests.coordinator.store.values import everything
 from tests.servers.postgresql import PostgreSQL
 from tests.servers.relay import Cut, Relay
@@ -93,30 +91,11 @@ def test_another_coordinator_that_was_quicker_keeps_the_store(
 def test_a_commit_that_breaks_off_is_made_once(
     postgresql: PostgreSQL,
     migrated: str,
-    member: Callable[..., MembershipStatement],
-    job: MakeJob,
-    step: MakeStep,
+    changes: tuple[Callable[[Store], None], ...],
     cut: Cut,
     tmp_path: Path,
 ) -> None:
     """Whether or not the server kept it, whoever asks again succeeds, for every method; all of it is there once."""
-    request = EnrolmentRequest("a" * 32, "x", "x", Role.SITE, b"spki", b"p" * 32, b"proof", b"q" * 64, "0.1.0")
-    final = ModelRecord("heart-1", "heart", BlobRef.of(b"final"), 1, 9.0, (), "{}")
-    last = replace(step(2), state=JobState.FINISHED, reason="done", final=final)
-    changes: tuple[Callable[[Store], None], ...] = (
-        lambda store: store.add_member(member("hungary", 2), b"pem", 10.0),
-        lambda store: store.add_enrolment(request, 10.0),
-        lambda store: store.approve_enrolment(request.invitation, member(), b"pem", 11.0),
-        lambda store: store.put_revocations(RevocationList("heart", 3, 5, (), b"s" * 64)),
-        lambda store: store.add_job(job()),
-        lambda store: store.add_job(job("heart-2")),
-        lambda store: store.set_job_site("heart-1", JobSite("cleveland", "accepted")),
-        lambda store: store.set_job_state("heart-1", JobState.RUNNING, "", 999.0),
-        lambda store: store.commit_step(step(1)),
-        lambda store: store.commit_step(last),
-        lambda store: store.set_job_state("heart-2", JobState.STOPPED, "asked", 12.0),
-        lambda store: store.set_presence((HERE,)),
-    )
     with Relay(postgresql.port) as relay, Store(postgresql.url_over_tcp(migrated, port=relay.port)) as store:
         for change in changes:
             relay.cut = cut

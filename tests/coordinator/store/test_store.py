@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -293,28 +294,17 @@ def test_a_job_ends_with_its_own_model(store: Store, job: MakeJob, step: MakeSte
 # ------------------------------------------------------------------------------------------------------------- again
 
 
-def test_every_method_may_be_called_again(store: Store, member: MakeMember, job: MakeJob, step: MakeStep) -> None:
+def test_every_method_may_be_called_again(
+    store: Store, changes: tuple[Callable[[Store], None], ...], tmp_path: Path
+) -> None:
     """Whoever did not hear that it was kept asks again: the second call succeeds, and changes nothing."""
-    last = replace(step(2), state=JobState.FINISHED, reason="done", final=final("heart-1"))
-    here = SitePresence("cleveland", connected=True, last_seen=6.0, state="training")
-    for change in (
-        lambda: store.add_member(member("hungary", 2), b"pem", 10.0),
-        lambda: store.add_enrolment(request(), 10.0),
-        lambda: store.approve_enrolment(INVITATION, member(), b"pem", 11.0),
-        lambda: store.put_revocations(revocations(3)),
-        lambda: store.add_job(job()),
-        lambda: store.add_job(job("heart-2")),
-        lambda: store.set_job_site("heart-1", JobSite("cleveland", "accepted")),
-        lambda: store.set_job_state("heart-1", JobState.RUNNING, "", 999.0),
-        lambda: store.commit_step(step(1)),
-        lambda: store.commit_step(last),
-        lambda: store.set_job_state("heart-2", JobState.STOPPED, "asked", 12.0),
-        lambda: store.set_presence((here,)),
-    ):
-        change()
-        once = everything(store)
-        change()
-        assert everything(store) == once
+    (tmp_path / "once").mkdir()
+    with Store(url_in(tmp_path / "once")) as once:
+        for change in changes:
+            change(once)
+            change(store)
+            change(store)
+        assert everything(store) == everything(once)
     assert [each.step for each in store.steps("heart-1")] == [1, 2]
 
 

@@ -79,7 +79,7 @@ def test_the_table_says_how_many_times_the_other_side_takes() -> None:
     lines = console.export_text().splitlines()
     assert [line for line in lines if "parley" in line and "0.200" in line and "100 MB" in line]
     assert [line for line in lines if "flower" in line and "15.000" in line and "150 MB, ServerApp 160 MB" in line]
-    assert [line for line in lines if "flower / parley" in line and "75 x" in line and "110 x" in line]
+    assert [line for line in lines if "flower / parley" in line and "75.0 x" in line and "110.0 x" in line]
 
 
 def test_one_side_alone_has_no_ratios() -> None:
