@@ -1,21 +1,18 @@
 """A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
 
-import mmap
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import assert_never
 
-import numpy as np
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
-
+from coordinator.memory import Memory
 from coordinator.round import Contributed
 from coordinator.run import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from federation import plugins
-from federation.blobs import BlobRef, BlobStore
+from federation.blobs import BlobStore
 from federation.errors import ConfigurationError, ParleyError, RemoteProtocolError
 from federation.job import Job
 from federation.messages import Metric, StepKind
-from federation.vector import Layout, from_safetensors, to_safetensors
+from federation.vector import Layout, from_safetensors, header
 from privacy.secure_aggregation import interface
 from strategies import strategy
 from tasks.task import Better, Task
@@ -81,15 +78,24 @@ class Arithmetic:
         return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
 
     def _stepped(self, work: Complete) -> Stepped:
-        mean = self._sum(work.contributions, self._layout.size, "<f4", weighted=True).mean()
-        if work.strategy_state is None:
-            state = self._strategy.initial(self._layout.size)
-        else:
-            state = load_tensors(self._blobs.get(work.strategy_state))
-        _, model = from_safetensors(self._mapped(work.model))
-        following, state = self._strategy.step(model, mean, state)
-        saved = save_tensors({name: np.ascontiguousarray(values) for name, values in state.items()})
-        return Stepped(self._blobs.put(to_safetensors(self._layout, following)), self._blobs.put(saved))
+        """The next model, made a block at a time: neither model, sum nor state is ever whole in memory."""
+        total = self._sum(work.contributions, self._layout.size, "<f4", weighted=True)
+        _, model = from_safetensors(self._blobs.mapped(work.model))
+        state = Memory.opened(self._blobs, work.strategy_state, self._strategy, self._layout.size)
+        try:
+            with self._blobs.draft() as draft:
+                draft.write(header(self._layout))
+                start = 0
+                for mean in total.mean():
+                    part = slice(start, start + mean.size)
+                    moved, kept = self._strategy.step(model[part], mean, state.read(part))
+                    draft.write(moved.astype("<f4", copy=False).tobytes())
+                    state.write(part, kept)
+                    start += mean.size
+                following = draft.keep()
+            return Stepped(following, state.kept())
+        finally:
+            state.close()
 
     def _sum(
         self, contributions: tuple[Contributed, ...], size: int, words: interface.WordType, *, weighted: bool
@@ -106,13 +112,7 @@ class Arithmetic:
         return total
 
     def _source(self, each: Contributed) -> interface.Source:
-        spool = self._spool(each.site)
-        return lambda: spool.chunks(each.payload)
-
-    def _mapped(self, ref: BlobRef) -> memoryview:
-        """The payload as mapped memory, which the last view of it unmaps."""
-        with self._blobs.path(ref).open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return partial(self._spool(each.site).read, each.payload)
 
 
 class _RejectedError(ParleyError):

@@ -109,8 +109,9 @@ class Members:
             await self._worker.insist("a member", lambda: self._store.add_member(member, b"", time.time()))
 
     async def pending(self) -> tuple[EnrolmentRequest, ...]:
-        """The newcomers that wait for approval."""
-        return await self._worker.do(self._store.pending)
+        """The newcomers that wait for approval; not those whose invitation was withdrawn meanwhile."""
+        waiting = await self._worker.do(self._store.pending)
+        return tuple(each for each in waiting if each.invitation not in self.revocations.serials)
 
     async def enrol(self, certificate: bytes, request: EnrolmentRequest) -> AsyncIterator[EnrolmentStatus]:
         """Keeps a newcomer's request and says at once that it waits, then, when it is approved, with what.

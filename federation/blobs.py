@@ -233,7 +233,7 @@ class BlobStore:
             StorageError: It is not here.
         """
         if not self.has(ref):
-            raise StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
+            raise self._missing(ref)
         return self.path(ref).read_bytes()
 
     def mapped(self, ref: BlobRef) -> memoryview:
@@ -243,11 +243,35 @@ class BlobStore:
             StorageError: It is not here.
         """
         if not self.has(ref):
-            raise StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
+            raise self._missing(ref)
         if not ref.length:
             return memoryview(b"")
         with self.path(ref).open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def read(self, ref: BlobRef, offset: int, count: int) -> bytes:
+        """So many bytes of the payload from `offset` on, or fewer where it ends.
+
+        Raises:
+            StorageError: It is not here, or cannot be read.
+        """
+        try:
+            with self.path(ref).open("rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(count)
+        except FileNotFoundError as missing:
+            raise self._missing(ref) from missing
+        except OSError as refused:
+            problem = f"cannot read payload {ref.hex[:12]} in {self.folder}: {refused.strerror}"
+            raise StorageError(problem, fix="make the folder readable") from refused
+
+    def take(self, file: Path) -> BlobRef:
+        """Moves a complete file of ours in under its name, durably."""
+        with _disk(self.folder), file.open("rb+") as content:
+            ref = BlobRef(hashlib.file_digest(content, "sha256").digest(), file.stat().st_size)
+            self.sync(content)
+        self.adopt(file, ref)
+        return ref
 
     def chunks(self, ref: BlobRef, offset: int = 0) -> Iterator[bytes]:
         """The payload from `offset` on, a chunk at a time.
@@ -257,7 +281,7 @@ class BlobStore:
             StorageError: It is not here.
         """
         if not self.has(ref):
-            raise StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
+            raise self._missing(ref)
         if not 0 <= offset <= ref.length:
             raise RemoteProtocolError(f"offset {offset} lies outside a payload of {ref.length} bytes")
         with self.path(ref).open("rb") as file:
@@ -288,6 +312,9 @@ class BlobStore:
         file.flush()
         if self._durable:
             os.fsync(file.fileno())
+
+    def _missing(self, ref: BlobRef) -> StorageError:
+        return StorageError(f"payload {ref.hex[:12]} is not in {self.folder}", fix="restore it from a backup")
 
     def drop(self, ref: BlobRef) -> None:
         """Forgets `ref`, if it is here."""

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -94,15 +95,16 @@ class Layout:
         return views
 
 
-def header(layout: Layout, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The beginning of the model's safetensors file, after which its flat vector stands; equal input, equal bytes."""
+def header(layout: Layout, metadata: Mapping[str, str] | None = None, *, dtype: Literal["F32", "F64"] = "F32") -> bytes:
+    """The beginning of a safetensors file of this layout, after which its values stand; equal input, equal bytes."""
+    width = {"F32": 4, "F64": 8}[dtype]
     fields: dict[str, object] = {}
     if metadata:
         fields["__metadata__"] = dict(sorted(metadata.items()))
     start = 0
     for tensor in layout.tensors:
-        end = start + 4 * tensor.size
-        fields[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+        end = start + width * tensor.size
+        fields[tensor.name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

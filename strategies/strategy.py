@@ -46,6 +46,8 @@ class SumStrategy(Protocol):
     def step(self, model: F32, mean_update: F64, state: State) -> tuple[F32, State]:
         """The next model and state; the inputs are not changed.
 
+        Each value goes its own way: a step on slices of all three gives the slices of the step on the whole.
+
         Args:
             model: The global model [size].
             mean_update: Weighted mean [size] of (local model - model).

@@ -1,6 +1,6 @@
 """The seam between a round and the protocol that adds its contributions: a site encodes, the coordinator sums."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, runtime_checkable
 
 from federation import plugins
@@ -11,13 +11,13 @@ __all__ = ["Aggregation", "Source", "Sum", "WordType", "load"]
 WordType = Literal["<f4", "<f8"]
 """A contribution's values before they are encoded: float32 for updates, float64 for statistics and evaluation."""
 
-Source = Callable[[], Iterable[bytes | memoryview]]
-"""Each call reads a stored contribution from its start, a chunk at a time; a chunk may end inside a value."""
+Source = Callable[[int, int], bytes]
+"""Reads a stored contribution: from this byte on, so many bytes, or fewer where it ends."""
 
 
 @runtime_checkable
 class Sum(Protocol):
-    """The coordinator's half: one cohort's contributions, added one by one into memory that does not grow with them."""
+    """The coordinator's half: one cohort's contributions, added one by one; its memory does not grow with them."""
 
     @property
     def size(self) -> int:
@@ -40,8 +40,8 @@ class Sum(Protocol):
         """
         ...
 
-    def mean(self) -> F64:
-        """The weighted mean [size] of what was added: the `mean_update` of a strategy's step."""
+    def mean(self) -> Iterator[F64]:
+        """The weighted mean of what was added, in blocks of at most `federation.vector.BLOCK` values, `size` in all."""
         ...
 
     def total(self) -> F64:

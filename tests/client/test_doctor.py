@@ -220,7 +220,7 @@ def test_the_way_ends_at_the_first_layer_that_fails(
     _holds(checks[-1], name, Level.FAIL, found, fix, WhoActs.SITE)
 
 
-# --------------------------------------------------------------------------------------------- what the coordinator says
+# ------------------------------------------------------------------------------------------- what the coordinator says
 
 
 def test_a_refusal_is_told_in_the_coordinators_words() -> None:
@@ -323,7 +323,7 @@ def test_a_coordinator_that_does_not_answer_is_told(
 ) -> None:
     """It takes connections and says nothing: a time-out, with who must look."""
 
-    async def never(self: object) -> None:
+    async def never(_: object) -> None:
         await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(doctor.Connection, "greeting", never, raising=False)

@@ -37,6 +37,11 @@ def model() -> F32:
     return np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
 
 
+def stored(content: bytes, offset: int, count: int) -> bytes:
+    """Reads a contribution as if it lay in a file."""
+    return content[offset : offset + count]
+
+
 def defaults(name: str) -> StrategySettings:
     """The settings of strategy `name` with nothing chosen but the name."""
     chosen: StrategySettings = plugins.load("strategies", name).Settings(name=name)
@@ -158,11 +163,29 @@ def test_the_order_of_the_sites_does_not_matter(each: str, order: list[int]) -> 
         for contributions in rounds:
             total = PlainSum(SIZE, "<f4")
             for site in sites:
-                total.add(f"site-{site}", 1.0 + site, partial(iter, [contributions[site].tobytes()]))
-            current, state = strategy.step(current, total.mean(), state)
+                total.add(f"site-{site}", 1.0 + site, partial(stored, contributions[site].tobytes()))
+            current, state = strategy.step(current, np.concatenate(list(total.mean())), state)
         return current
 
     np.testing.assert_allclose(end(order), end(sorted(order)), rtol=2e-6, atol=1e-7)
+
+
+def test_a_step_on_slices_gives_the_slices_of_the_step(strategy: SumStrategy) -> None:
+    """Each value goes its own way, so a model too large for memory is stepped a block at a time."""
+    rng = np.random.default_rng(11)
+    model = rng.normal(size=SIZE).astype(np.float32)
+    state = strategy.initial(SIZE)
+    _, state = strategy.step(model, rng.normal(size=SIZE), state)
+    update = rng.normal(size=SIZE)
+
+    whole, after = strategy.step(model, update, state)
+
+    for part in (slice(0, 3), slice(3, SIZE)):
+        piece, kept = strategy.step(model[part], update[part], {name: each[part] for name, each in state.items()})
+        assert piece.tobytes() == whole[part].tobytes()
+        assert {name: each.tobytes() for name, each in kept.items()} == {
+            name: each[part].tobytes() for name, each in after.items()
+        }
 
 
 def test_a_quadratic_converges(strategy: SumStrategy) -> None:

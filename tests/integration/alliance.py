@@ -23,7 +23,7 @@ import psutil
 from coordinator.records import StepRecord
 from coordinator.store import StoreReader, url_in
 from parley.__main__ import main
-from parley.homes import Home
+from parley.homes import Consortium, Home
 from tests.consortium import free_port
 
 SITES = ("athens", "berlin", "cork")
@@ -39,7 +39,7 @@ kind = "tabular"
 {task}
 
 [data]
-dataset = "patients"
+dataset = "{dataset}"
 label = "{label}"
 
 [[data.columns]]
@@ -53,7 +53,7 @@ name = "pressure"
 kind = "numeric"
 unit = "mmHg"
 range = [50, 250]
-missing = "mean"
+missing = "{missing}"
 
 [[data.columns]]
 name = "{sex}"
@@ -80,7 +80,7 @@ maximum = {rounds}
 
 [cohort]
 minimum_sites = {minimum}
-deadline_seconds = 120
+deadline_seconds = {deadline}
 {cohort}
 
 [privacy]
@@ -92,6 +92,7 @@ def job_file(
     name: str = "risk",
     *,
     task: str = 'target = "binary"',
+    dataset: str = "patients",
     label: str = "sick",
     age: str = "[0, 120]",
     sex: str = "sex",
@@ -101,6 +102,8 @@ def job_file(
     epochs: int = 4,
     rate: float = 0.2,
     minimum: int = 3,
+    deadline: int = 120,
+    missing: str = "mean",
     cohort: str = 'sites = ["athens", "berlin", "cork"]',
 ) -> str:
     """A job on the data that `patients` makes."""
@@ -185,7 +188,7 @@ def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "") -> No
     while not holds():
         if time.monotonic() > end:
             raise AssertionError(f"waited {PATIENCE:.0f} s in vain; {what()}")
-        time.sleep(0.02)  # other processes set no event here
+        time.sleep(0.1)  # other processes set no event here
 
 
 @dataclass
@@ -323,6 +326,10 @@ class Alliance:
 
     # --------------------------------------------------------------------------------------------------------- jobs
 
+    def unlock(self) -> Consortium:
+        """The consortium with its root key, to make what no command makes."""
+        return Home(self.admin).consortium.unlock((self.folder / "passphrase").read_text().strip())
+
     def write(self, text: str) -> str:
         """A job file with this text."""
         path = self.folder / "job.toml"
@@ -337,10 +344,6 @@ class Alliance:
         """What `job show --json` tells."""
         view: dict[str, Any] = self.admin_does("job", "show", job, "--json").json
         return view
-
-    def site_in(self, job: str, site: str) -> dict[str, Any]:
-        """A site's row in a job."""
-        return next(row for row in self.job(job)["sites"] if row["name"] == site)
 
     def until_job(self, job: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The job's view, once `holds` is true of it. Fails at once when the job ended otherwise."""
@@ -364,6 +367,11 @@ class Alliance:
         """The job's committed steps, from the coordinator's store."""
         with StoreReader(url_in(Home(self.home("hub")).coordinator.folder)) as store:
             return store.steps(job)
+
+    @staticmethod
+    def site(view: dict[str, Any], name: str) -> dict[str, Any]:
+        """A site's row in a job's view."""
+        return next(row for row in view["sites"] if row["name"] == name)
 
     def metrics(self, view: dict[str, Any], number: int) -> dict[str, float]:
         """A round's metrics."""

@@ -111,7 +111,7 @@ class PostgreSQL:
     def guarded(self) -> subprocess.Popen[bytes]:
         """A process that stops the server and removes its files when our end of its input closes, also by our death."""
         script = 'cat >/dev/null; "$1" -D "$2" -m immediate stop >/dev/null 2>&1; rm -rf "$3"'
-        command = ["/bin/sh", "-c", script, "guard", self.programs / "pg_ctl", self.data, self.folder]
+        command: list[str | Path] = ["/bin/sh", "-c", script, "guard", self.programs / "pg_ctl", self.data, self.folder]
         return self._popen(command, stdin=subprocess.PIPE)
 
     def _run(self, program: str, *arguments: object) -> str:

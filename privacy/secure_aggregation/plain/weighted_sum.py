@@ -1,20 +1,16 @@
-"""Both halves of plain aggregation: little-endian values, and their weighted sum in one float64 accumulator."""
+"""Both halves of plain aggregation: little-endian values, and their weighted sum, made a block at a time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 
 from federation.errors import LocalProtocolError, RemoteProtocolError
-from federation.vector import F32, F64
+from federation.vector import BLOCK, F32, F64
 from privacy.secure_aggregation.interface import Source, WordType
 
 __all__ = ["Plain", "PlainSum"]
-
-_BLOCK = 65_536
-"""Values worked on at a time: they stay in the processor's cache (measured: fewer cost calls, more gain nothing)."""
 
 _HEAVIEST = 1e15
 """Largest weight: any number of rows that is exact in float64, with room to add thousands of them."""
@@ -37,11 +33,10 @@ class Plain:
 
 
 class PlainSum:
-    """A streaming weighted sum: one float64 accumulator of `size` values, however many sites are added.
+    """A weighted sum that is never whole in memory: it is made a block at a time, from the stored contributions.
 
-    Each contribution is read twice: once to check all of it, once to add it, so a refusal changes nothing and needs no
-    second copy. Adding in one order (the roster's) gives one result, bit for bit, however the bytes are chunked;
-    another order may differ in the last bits of float64.
+    A contribution is checked whole when it is added, so a refusal changes nothing. Sums are made in the order of
+    adding (the roster's): one order gives one result, bit for bit; another may differ in the last bits of float64.
 
     Args:
         size: Values in each contribution.
@@ -49,124 +44,86 @@ class PlainSum:
     """
 
     def __init__(self, size: int, words: WordType) -> None:
+        self._size = size
         self._dtype = np.dtype(words)
-        self._sum = np.zeros(size)
-        self._scaled = np.empty(min(size, _BLOCK))
-        self._weight = 0.0
+        self._added: list[tuple[float, Source]] = []
         self._reach = 0.0
-        self._torn = False
 
     @property
     def size(self) -> int:
         """Values in each contribution and in the sum."""
-        return self._sum.size
+        return self._size
 
     @property
     def weight(self) -> float:
         """Sum of the weights added so far; 0 before the first."""
-        return self._weight
+        return sum(weight for weight, _ in self._added)
 
     def add(self, site: str, weight: float, source: Source) -> None:
-        """Adds `weight` times the contribution of `site`, read from `source` twice.
+        """Adds `weight` times the contribution of `site`.
 
         Raises:
             RemoteProtocolError: The weight is not above 0 and at most 1e15, the bytes are not `size` values, a value is
                 not finite, or the sum could pass 1e300; the sum is exactly as before.
-            LocalProtocolError: The second reading differs in length from the first. This, and an error that `source`
-                itself raises then, leaves a sum that refuses all further use: make a new one.
         """
-        self._check_whole()
         if not 0 < weight <= _HEAVIEST:
             raise _refusal(site, f"weighs {weight!r}", f"send a weight above 0 and at most {_HEAVIEST:g}")
-        reach = self._reach + weight * self._largest(site, source())
+        reach = self._reach + weight * self._largest(site, source)
         if reach > _FARTHEST:
             raise _refusal(site, f"could bring the sum up to {reach:g}", f"keep sums below {_FARTHEST:g}")
-        self._torn = True  # until the last value is in
-        self._accumulate(weight, source())
-        self._torn = False
         self._reach = reach
-        self._weight += weight
+        self._added.append((weight, source))
 
-    def mean(self) -> F64:
-        """The weighted mean [size], a new array.
+    def mean(self) -> Iterator[F64]:
+        """The weighted mean, in blocks of at most `BLOCK` values, `size` in all.
 
         Raises:
-            LocalProtocolError: Nothing was added.
+            LocalProtocolError: Nothing was added, or a contribution is no longer what it was when it was added.
         """
-        self._check_whole()
-        if self._weight == 0:
+        if not self._added:
             raise LocalProtocolError("a sum to which nothing was added has no mean")
-        return self._sum / self._weight
+        weight = self.weight
+        return (block / weight for block in self._blocks())
 
     def total(self) -> F64:
-        """The weighted sum [size], a new array; zeros before the first contribution."""
-        self._check_whole()
-        return self._sum.copy()
+        """The weighted sum [size]; zeros before the first contribution.
 
-    def _check_whole(self) -> None:
-        if self._torn:
-            raise LocalProtocolError(
-                "a sum broke off inside a contribution, which could not be read a second time",
-                fix="open a new sum and add the stored contributions again",
-            )
+        Raises:
+            LocalProtocolError: A contribution is no longer what it was when it was added.
+        """
+        return np.concatenate([np.zeros(0), *self._blocks()])
 
-    def _largest(self, site: str, chunks: Iterable[bytes | memoryview]) -> float:
+    def _blocks(self) -> Iterator[F64]:
+        width = self._dtype.itemsize
+        for start in range(0, self._size, BLOCK):
+            total = np.zeros(min(BLOCK, self._size - start))
+            for weight, source in self._added:
+                content = source(start * width, total.size * width)
+                if len(content) < total.size * width:
+                    raise LocalProtocolError("a contribution was checked and then, read again, was shorter")
+                total += np.multiply(np.frombuffer(content, self._dtype), weight, dtype=np.float64)
+            yield total
+
+    def _largest(self, site: str, source: Source) -> float:
         """The largest magnitude in a contribution that is as it must be."""
-        largest = 0.0
-        try:
-            for values in self._blocks(chunks):
-                low, high = float(values.min()), float(values.max())  # one NaN makes both NaN
-                if not (isfinite(low) and isfinite(high)):
-                    raise _refusal(site, "holds NaN or infinite values", "send finite values only")
-                largest = max(largest, -low, high)
-        except _LengthError as length:
-            fix = f"send exactly {self.size} values of type {self._dtype.str}"
-            raise _refusal(site, f"has {length}", fix) from None
+        width, largest = self._dtype.itemsize, 0.0
+        for start in range(0, self._size, BLOCK):
+            count = min(BLOCK, self._size - start)
+            content = source(start * width, count * width)
+            if len(content) < count * width:
+                found = f"{start * width + len(content)} bytes instead of {self._size * width}"
+                raise self._length_refusal(site, found)
+            values = np.frombuffer(content, self._dtype)
+            low, high = float(values.min()), float(values.max())  # one NaN makes both NaN
+            if not (isfinite(low) and isfinite(high)):
+                raise _refusal(site, "holds NaN or infinite values", "send finite values only")
+            largest = max(largest, -low, high)
+        if source(self._size * width, 1):
+            raise self._length_refusal(site, f"more than {self._size * width} bytes")
         return largest
 
-    def _accumulate(self, weight: float, chunks: Iterable[bytes | memoryview]) -> None:
-        start = 0
-        try:
-            for values in self._blocks(chunks):
-                scaled = self._scaled[: values.size]
-                np.multiply(values, weight, out=scaled, dtype=np.float64)
-                self._sum[start : start + values.size] += scaled
-                start += values.size
-        except _LengthError as length:
-            raise LocalProtocolError(f"a contribution was checked and then, read again, had {length}") from None
-
-    def _blocks(self, chunks: Iterable[bytes | memoryview]) -> Iterator[npt.NDArray[np.floating]]:
-        """The values in `chunks`, at most `_BLOCK` at a time, `size` in all; a value may lie across chunks."""
-        width = self._dtype.itemsize
-        split = b""
-        for chunk in _exactly(width * self.size, chunks):
-            rest = chunk
-            if split:
-                missing = width - len(split)
-                split, rest = split + rest[:missing], rest[missing:]
-                if len(split) < width:
-                    continue
-                yield np.frombuffer(split, self._dtype)
-            whole = len(rest) - len(rest) % width
-            for start in range(0, whole, width * _BLOCK):
-                yield np.frombuffer(rest[start : min(start + width * _BLOCK, whole)], self._dtype)
-            split = bytes(rest[whole:])
-
-
-class _LengthError(Exception):
-    """A contribution is shorter or longer than its size says; an error of the tree is raised in its place."""
-
-
-def _exactly(length: int, chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """`chunks`, which are `length` bytes in all; an endless reading is left at the first byte too many."""
-    seen = 0
-    for chunk in chunks:
-        seen += len(chunk)
-        if seen > length:
-            raise _LengthError(f"more than {length} bytes")
-        yield memoryview(chunk)
-    if seen < length:
-        raise _LengthError(f"{seen} bytes instead of {length}")
+    def _length_refusal(self, site: str, what: str) -> RemoteProtocolError:
+        return _refusal(site, f"has {what}", f"send exactly {self._size} values of type {self._dtype.str}")
 
 
 def _refusal(site: str, what: str, fix: str) -> RemoteProtocolError:

@@ -78,7 +78,7 @@ def test_a_home_with_a_space_is_quoted() -> None:
 @pytest.mark.parametrize("home", ["", "/srv/a\nExecStartPre=/bin/sh", '/srv/"', "/srv/$x", "/srv/%h", "C:\\it's"])
 def test_what_would_change_the_meaning_of_a_unit_is_refused(home: str) -> None:
     """A line break in a path is another directive."""
-    with pytest.raises(ConfigurationError, match="a service cannot be made of .*choose another folder"):
+    with pytest.raises(ConfigurationError, match=r"a service cannot be made of .*choose another folder"):
         replace(SITE, home=home)
 
 
