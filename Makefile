@@ -8,7 +8,7 @@ PROTOS := $(wildcard federation/proto/*.proto)
 GENERATED := .venv/generated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data browser demo test lint proto proto-check clean
+.PHONY: help setup data debian demo test lint proto proto-check clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,18 +30,21 @@ setup: .venv/.ready ## Makes .venv with Parley and everything pinned in constrai
 data: setup ## Puts the heart disease records into the user's cache, once; the only download besides the set-up's
 	@$(BIN)/python -c 'import os; from parley.heart import data; print("data:", data.obtain(data.cache_folder(os.environ)))'
 
-browser: setup # Chromium, for the tests that open the dashboard; without it they are skipped and say why
-	@if command -v chromium >/dev/null; then :; \
+debian: setup # Chromium and PostgreSQL, for the tests that need them; without them those are skipped and say why
+	@missing=""; \
+	command -v chromium >/dev/null || missing="chromium fonts-liberation"; \
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing="$$missing postgresql"; \
+	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "browser: installing chromium"; \
-	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-liberation; } \
-	    >.venv/apt.log 2>&1 || { tail -n 3 .venv/apt.log; echo "browser: chromium could not be installed"; }; \
-	else echo "browser: no chromium here; Debian's package of that name lets the browser tests run"; fi
+	  echo "tests: installing $$missing"; \
+	  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; } \
+	    >.venv/apt.log 2>&1 || { tail -n 3 .venv/apt.log; echo "tests: $$missing could not be installed"; }; \
+	else echo "tests: Debian's $$missing would let more tests run"; fi
 
 demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" leaves it running
 	@$(BIN)/parley demo $(DEMO_ARGS)
 
-test: setup data browser ## All tests, with coverage
+test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
 	@$(BIN)/python -m pytest --cov --cov-report=term
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import assert_never
 
 from coordinator.memory import Memory
-from coordinator.round import Contributed
 from coordinator.run import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from federation import plugins
 from federation.blobs import BlobStore
@@ -27,10 +26,10 @@ class Arithmetic:
         job: The job.
         layout: Names and shapes of its model.
         blobs: Where models, strategy states and preparations lie.
-        spool: The folder of a site's uploads.
+        spool: The folder of a site's uploads for a step.
     """
 
-    def __init__(self, job: Job, layout: Layout, blobs: BlobStore, spool: Callable[[str], BlobStore]) -> None:
+    def __init__(self, job: Job, layout: Layout, blobs: BlobStore, spool: Callable[[int, str], BlobStore]) -> None:
         task: Task = plugins.load("tasks", job.task.kind).make(job)
         self._task = task
         self._layout = layout
@@ -69,17 +68,17 @@ class Arithmetic:
     def _prepared(self, work: Complete) -> Prepared:
         total = None
         if self._task.statistics_size:
-            total = self._sum(work.contributions, self._task.statistics_size, "<f8", weighted=False).total()
+            total = self._sum(work, self._task.statistics_size, "<f8", weighted=False).total()
         return Prepared(self._blobs.put(self._task.prepare(total)))
 
     def _measured(self, work: Complete) -> Measured:
-        total = self._sum(work.contributions, self._task.evaluation_size, "<f8", weighted=False).total()
+        total = self._sum(work, self._task.evaluation_size, "<f8", weighted=False).total()
         metrics = self._task.metrics(total)
         return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
 
     def _stepped(self, work: Complete) -> Stepped:
         """The next model, made a block at a time: neither model, sum nor state is ever whole in memory."""
-        total = self._sum(work.contributions, self._layout.size, "<f4", weighted=True)
+        total = self._sum(work, self._layout.size, "<f4", weighted=True)
         _, model = from_safetensors(self._blobs.mapped(work.model))
         state = Memory.opened(self._blobs, work.strategy_state, self._strategy, self._layout.size)
         try:
@@ -97,22 +96,18 @@ class Arithmetic:
         finally:
             state.close()
 
-    def _sum(
-        self, contributions: tuple[Contributed, ...], size: int, words: interface.WordType, *, weighted: bool
-    ) -> interface.Sum:
+    def _sum(self, work: Complete, size: int, words: interface.WordType, *, weighted: bool) -> interface.Sum:
         total = self._aggregation.open(size, words)
         problems: list[tuple[str, str]] = []
-        for each in contributions:
+        for each in work.contributions:
+            source = partial(self._spool(work.step, each.site).read, each.payload)
             try:
-                total.add(each.site, each.weight if weighted else 1.0, self._source(each))
+                total.add(each.site, each.weight if weighted else 1.0, source)
             except RemoteProtocolError as refused:
                 problems.append((each.site, refused.problem))
         if problems:
             raise _RejectedError(tuple(problems))
         return total
-
-    def _source(self, each: Contributed) -> interface.Source:
-        return partial(self._spool(each.site).read, each.payload)
 
 
 class _RejectedError(ParleyError):

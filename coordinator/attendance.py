@@ -82,8 +82,8 @@ class Listener(Protocol):
     def heard(self, site: str, message: FromSite) -> None:
         """A site said something about a job. May raise RemoteProtocolError, which the site is told."""
 
-    def doing(self, site: str) -> str:
-        """What a site is doing, in words; empty when nothing."""
+    def doing(self, site: str) -> tuple[str, str]:
+        """What a site is doing and what holds it back, in words; both empty when nothing."""
 
 
 class Attendance:
@@ -199,21 +199,23 @@ class Attendance:
             self.leave(peer, listener)
             return
         peer.send(Heartbeat())
-        self._note(peer.name, listener.doing(peer.name) or "attending")
+        state, trouble = listener.doing(peer.name)
+        self._note(peer.name, state or "attending", trouble=trouble)
 
     def view(self, member: MembershipStatement, listener: Listener) -> SiteView:
         """A member as an operator sees it."""
         seen = self._presence.get(member.name)
         here = self.present(member.name)
+        state, trouble = listener.doing(member.name) if here else ("away", "not attending")
         return SiteView(
             name=member.name,
             organisation=member.organisation,
             connected=here,
-            state=(listener.doing(member.name) or "attending") if here else "away",
+            state=state or "attending",
             last_seen=seen.last_seen if seen else 0.0,
             seconds=0.0,
             bytes=0,
-            trouble="" if here else "not attending",
+            trouble=trouble,
         )
 
     async def close(self) -> None:
@@ -223,8 +225,8 @@ class Attendance:
             self._note(peer.name, "away", connected=False)
         await self._save()
 
-    def _note(self, site: str, state: str, *, connected: bool = True) -> None:
-        self._presence[site] = SitePresence(site, connected, time.time(), state)
+    def _note(self, site: str, state: str, *, trouble: str = "", connected: bool = True) -> None:
+        self._presence[site] = SitePresence(site, connected, time.time(), state, trouble)
 
     async def _save(self) -> None:
         seen = tuple(self._presence.values())

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 from weakref import WeakValueDictionary
 
 from coordinator import registry
@@ -23,6 +24,7 @@ from coordinator.run import (
     Completion,
     Effect,
     Event,
+    NotCommitted,
     Run,
     SaveSite,
     SaveState,
@@ -35,7 +37,7 @@ from coordinator.run import (
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
-from federation.errors import RemoteProtocolError, WhoActs
+from federation.errors import LocalProtocolError, ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.job import parse
 from federation.messages import (
     Contribution,
@@ -43,6 +45,7 @@ from federation.messages import (
     FromSite,
     Heartbeat,
     Hello,
+    JobEnded,
     JobState,
     MembershipStatement,
     RoundView,
@@ -54,6 +57,12 @@ from federation.vector import from_safetensors
 __all__ = ["Conducted", "Conductor", "Post", "rounds_of"]
 
 log = logging.getLogger("parley.coordinator")
+
+T = TypeVar("T")
+
+_ENDED = 100
+"""Jobs of which a site that comes back is told that they are over."""
+_REASON = 1000
 
 Post = Callable[[str, FromCoordinator], None]
 """Says something to a site by its name; lost when the site is not here."""
@@ -76,7 +85,7 @@ class Conductor:
     """All jobs of this process.
 
     Args:
-        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/ID/SITE/`.
+        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/ID/STEP/SITE/`.
         store: The durable memory.
         worker: The thread in which the store is used.
         post: Says something to a site.
@@ -93,16 +102,24 @@ class Conductor:
         self._jobs: dict[str, Conducted] = {}
         self._uploads = WeakValueDictionary[tuple[str, str, bytes], Incoming]()  # of calls that still hold theirs
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, tuple[frozenset[str], JobEnded]] = {}
 
     # --------------------------------------------------------------------------------------------- start and stop
 
     def start(self) -> None:
         """Takes up every job that is not over. Call inside the running loop, before any site can attend."""
         shutil.rmtree(self._folder / "spool", ignore_errors=True)  # sites send again what was not committed
-        for record in self._store.jobs():
-            if not record.state.over:
-                self._take_up(record, rounds_of(self._store.steps(record.id)))
-                log.info("job %s goes on after step %d", record.id, record.next_step - 1)
+        for record in reversed(self._store.jobs()):  # the newest last: they are remembered longest
+            try:
+                if record.state.over:
+                    self._remember(record)
+                else:
+                    self._take_up(record, rounds_of(self._store.steps(record.id)))
+                    log.info("job %s goes on after step %d", record.id, record.next_step - 1)
+            except ParleyError as broken:  # one job that this release cannot take up holds back no other
+                log.exception("job %s cannot go on", record.id)
+                self._store.set_job_state(record.id, JobState.FAILED, f"cannot go on: {broken}"[:_REASON], time.time())
+        self._sweep()
 
     async def close(self) -> None:
         """Returns when what was being summed or stored has ended; the rest is done again after a restart."""
@@ -114,11 +131,21 @@ class Conductor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sums.close()
 
-    async def add(self, record: JobRecord, model: Path) -> None:
-        """Begins a job, durably; `model` is the file of its initial model."""
+    def _sweep(self) -> None:
+        """Drops what a kill left behind: payloads that no job names."""
+        needed = {digest.hex() for digest in self._store.referenced_blobs()}
+        for path in self._folder.glob("jobs/*/*"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+        for folder in self._folder.glob("jobs/*"):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    async def add(self, record: JobRecord, model: memoryview) -> None:
+        """Begins a job from an initial model, durably."""
         blobs = self._blobs(record.id)
-        await self._worker.do(lambda: blobs.put(model.read_bytes()))
-        await self._worker.do(lambda: self._store.add_job(record))
+        await self._worker.do(lambda: blobs.put(model))
+        await self._worker.insist("a job", lambda: self._store.add_job(record))
         conducted = self._take_up(record, ())
         for site in sorted(conducted.roster):
             if self._present(site):
@@ -127,7 +154,7 @@ class Conductor:
     def _take_up(self, record: JobRecord, history: tuple[RoundView, ...]) -> Conducted:
         blobs = self._blobs(record.id)
         job = parse(record.text, record.id)
-        layout, _ = from_safetensors(blobs.get(record.initial_model))
+        layout, _ = from_safetensors(blobs.mapped(record.initial_model))
         arithmetic = Arithmetic(job, layout, blobs, partial(self._spool, record.id))
         run = Run(record, job, arithmetic.lengths, arithmetic.better, history)
         conducted = Conducted(run, arithmetic, blobs, frozenset(member.name for member in record.roster))
@@ -137,12 +164,9 @@ class Conductor:
     def _blobs(self, job: str) -> BlobStore:
         return BlobStore(self._folder / "jobs" / job)
 
-    def _spool(self, job: str, site: str) -> BlobStore:
-        return BlobStore(self._folder / "spool" / job / site)
-
-    def _clear_spool(self, job: str) -> None:
-        """Drops what sites sent for a step that is over, and what they began to send."""
-        shutil.rmtree(self._folder / "spool" / job, ignore_errors=True)
+    def _spool(self, job: str, step: int, site: str) -> BlobStore:
+        """Where a site's uploads for a step lie; after a power cut they are sent again."""
+        return BlobStore(self._folder / "spool" / job / str(step) / site, durable=False)
 
     # --------------------------------------------------------------------------------------------- what happens
 
@@ -164,6 +188,9 @@ class Conductor:
         """A site attends: every job that has it in its roster hears of it."""
         for name in self._with(site):
             self.feed(name, SiteArrived(site))
+        for roster, message in list(self._ended.values()):
+            if site in roster:
+                self._post(site, message)  # it may have been away when the job ended
 
     def left(self, site: str) -> None:
         """A site went away."""
@@ -178,6 +205,10 @@ class Conductor:
         """
         if isinstance(message, Hello | Heartbeat):
             raise RemoteProtocolError(f"site {site} says {type(message).__name__} where it should speak of a job")
+        roster, over = self._ended.get(message.job, (frozenset[str](), None))
+        if over is not None and site in roster:
+            self._post(site, over)
+            return
         conducted = self.job(message.job)
         if isinstance(message, Contribution):
             self._check_uploaded(conducted.run, site, message)
@@ -186,17 +217,17 @@ class Conductor:
     def _check_uploaded(self, run: Run, site: str, contribution: Contribution) -> None:
         """Passes a contribution whose payload is here, or that will not be counted whatever it names."""
         payload = contribution.payload
-        if run.expects(site, payload) and not self._spool(run.id, site).has(payload):
+        if run.expects(site, payload) and not self._spool(run.id, run.record.next_step, site).has(payload):
             raise RemoteProtocolError(
                 f"site {site} contributed payload {payload.hex[:12]} to job {run.id} without having uploaded it",
                 fix="upload a contribution before naming it",
                 who=WhoActs.SITE,
             )
 
-    def doing(self, site: str) -> str:
-        """What a site is doing, in words; empty when no job is running with it."""
-        running = (self._jobs[name].run for name in self._with(site) if not self._jobs[name].run.over)
-        return next((run.doing(site) for run in running), "")
+    def doing(self, site: str) -> tuple[str, str]:
+        """What a site is doing and what holds it back, in words; both empty when no job is running with it."""
+        running = (self._jobs[name].run for name in self._with(site))
+        return next((run.doing(site, time.time()) for run in running if not run.over), ("", ""))
 
     def feed(self, name: str, event: Event) -> None:
         """Something happened to a job."""
@@ -247,7 +278,7 @@ class Conductor:
         older = self._uploads.pop(key, None)
         if older is not None:
             older.pause()  # the site lost that stream and continues on this one
-        spool = self._spool(opened.job, member.name)
+        spool = self._spool(opened.job, run.record.next_step, member.name)
         if spool.has(opened.payload):
             return None, moved
         self._uploads[key] = incoming = spool.receive(opened.payload)
@@ -271,12 +302,13 @@ class Conductor:
                 case Commit(record):
                     self._spawn(self._commit(conducted, record))
                 case SaveSite(site):
-                    self._spawn(self._save(partial(self._store.set_job_site, run.id, site)))
+                    self._spawn(self._save(conducted, partial(self._store.set_job_site, run.id, site)))
                 case SaveState(state, reason):
-                    self._spawn(self._save(partial(self._store.set_job_state, run.id, state, reason, time.time())))
+                    save = partial(self._store.set_job_state, run.id, state, reason, time.time())
+                    saved = self._spawn(self._save(conducted, save))
                     _log_state(run.id, state, reason)
                     if state.over:
-                        self._spawn(self._abandon(conducted))
+                        self._spawn(self._abandon(conducted, saved))
                 case _:
                     assert_never(effect)
         for changed in conducted.watchers:
@@ -286,45 +318,94 @@ class Conductor:
         what = f"step {work.step} of job {conducted.run.id}"
         completion: Completion
         try:
-            completion = await self._sums.insist(what, lambda: conducted.arithmetic.complete(work))
+            completion = await self._insist(conducted, self._sums, what, lambda: conducted.arithmetic.complete(work))
         except Exception as bug:  # whatever it is, the job ends in words: nobody would ever end it otherwise
             log.exception("cannot complete %s", what)
             completion = Broken(f"the coordinator failed at step {work.step} ({type(bug).__name__}: {bug})")
         self.feed(conducted.run.id, Completed(work.step, work.attempt, completion))
 
-    async def _abandon(self, conducted: Conducted) -> None:
-        """Lets go of the step that was under way when its job ended."""
+    async def _abandon(self, conducted: Conducted, saved: asyncio.Task[None]) -> None:
+        """Lets go of the step that was under way when its job ended, and of the job once its end is stored."""
         if conducted.deadline is not None:
             conducted.deadline.cancel()
         if conducted.sum is not None:
             conducted.sum.cancel()
-        await self._sums.do(partial(self._clear_spool, conducted.run.id))  # after what is being summed from it now
+        await self._sums.do(partial(_clear, self._folder / "spool" / conducted.run.id))  # after what is summed from it
+        await saved
+        self._retire(conducted)
 
     async def _commit(self, conducted: Conducted, record: StepRecord) -> None:
         run, before = conducted.run, conducted.run.record
         what = f"step {record.step} of job {run.id}"
         if record.final is not None:
             final = record.final
-            text = await self._worker.insist(what, lambda: registry.card(before, run.job, record, conducted.blobs))
+            card = partial(registry.card, before, run.job, record, conducted.blobs)
+            text = await self._insist(conducted, self._worker, what, card)
             record = replace(record, final=replace(final, card=text))
-        await self._worker.insist(what, lambda: self._store.commit_step(record))
+        try:
+            await self._insist(conducted, self._worker, what, partial(self._store.commit_step, record))
+        except LocalProtocolError as bug:
+            log.exception("cannot commit %s", what)
+            self.feed(run.id, NotCommitted(record.step, str(bug)))
+            return
         run.store(record)
-        self._tidy(conducted, before)
-        self._clear_spool(run.id)
         self.feed(run.id, Committed(record.step))
         if record.state.over:
             _log_state(run.id, record.state, record.reason)
+            self._retire(conducted)
+        await self._sums.do(partial(self._tidy, conducted, before, run.record, record.step))
 
-    def _tidy(self, conducted: Conducted, before: JobRecord) -> None:
-        """Drops payloads that no later step, restart or reader needs."""
-        after = conducted.run.record
+    def _tidy(self, conducted: Conducted, before: JobRecord, after: JobRecord, step: int) -> None:
+        """Drops payloads that no later step, restart or reader needs; the next step has begun meanwhile."""
         needed = {after.model, after.best_model, after.initial_model, after.strategy_state, after.preparation}
         for ref in {before.model, before.best_model, before.strategy_state} - needed:
             if ref is not None:
                 conducted.blobs.drop(ref)
+        spool = self._folder / "spool" / conducted.run.id
+        _clear(spool if after.state.over else spool / str(step))
 
-    async def _save(self, write: Callable[[], None]) -> None:
-        await self._worker.insist("a job's state", write)
+    def _retire(self, conducted: Conducted) -> None:
+        """Keeps of a job that is over no more than what a site that was away must hear."""
+        if conducted.deadline is not None:
+            conducted.deadline.cancel()
+        self._remember(conducted.run.record)
+        self._jobs.pop(conducted.run.id, None)
+
+    def _remember(self, record: JobRecord) -> None:
+        over = JobEnded(record.id, record.state, record.reason[:_REASON])
+        self._ended[record.id] = (frozenset(member.name for member in record.roster), over)
+        while len(self._ended) > _ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    async def _save(self, conducted: Conducted, write: Callable[[], None]) -> None:
+        await self._insist(conducted, self._worker, f"the state of job {conducted.run.id}", write)
+
+    async def _insist(self, conducted: Conducted, worker: Worker, what: str, work: Callable[[], T]) -> T:
+        """What the worker's `insist` gives; meanwhile the job's view says what holds it back."""
+        loop = asyncio.get_running_loop()
+
+        def tried() -> T:
+            try:
+                return work()
+            except StorageError as refused:
+                loop.call_soon_threadsafe(_hold, conducted, f"the coordinator cannot store {what}: {_cause(refused)}")
+                raise
+
+        try:
+            return await worker.insist(what, tried)
+        finally:
+            _hold(conducted, "")
+
+    @contextmanager
+    def taking(self, job: str) -> Iterator[None]:
+        """A block that takes a payload in; what the disk refuses stands in the job's view until the step is stored."""
+        try:
+            yield
+        except StorageError as refused:
+            log.warning("cannot take an upload: %s", refused)
+            if (conducted := self.find(job)) is not None:
+                _hold(conducted, f"the coordinator cannot take its sites' uploads: {_cause(refused)}")
+            raise
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -345,6 +426,25 @@ def rounds_of(steps: tuple[StepRecord, ...]) -> tuple[RoundView, ...]:
         if step.kind is not StepKind.STATISTICS:
             views[step.round] = step.shown(views.get(step.round))
     return tuple(views[number] for number in sorted(views))
+
+
+def _hold(conducted: Conducted, why: str) -> None:
+    """Tells those who watch the job what holds it back; empty when nothing does any more."""
+    run = conducted.run
+    if run.over or run.record.reason == why:
+        return
+    run.record = replace(run.record, reason=why)
+    for changed in conducted.watchers:
+        changed.set()
+
+
+def _cause(refused: StorageError) -> str:
+    return f"{refused.problem} ({refused.fix})" if refused.fix else refused.problem
+
+
+def _clear(folder: Path) -> None:
+    """Drops what sites sent, and what they began to send."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _log_state(job: str, state: JobState, reason: str) -> None:

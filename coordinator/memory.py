@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import StorageError
-from federation.vector import Layout, TensorSpec, header
+from federation.vector import F64, Layout, TensorSpec, header
 from strategies.strategy import State, SumStrategy
 
 __all__ = ["Memory"]
@@ -44,9 +44,13 @@ class Memory:
 
     def read(self, part: slice) -> State:
         """A block of the old state."""
+        return {name: self._slice(name, part) for name in self._new}
+
+    def _slice(self, name: str, part: slice) -> F64:
         if self._old is None:
-            return self._strategy.initial(part.stop - part.start)
-        return {name: self._old.get_slice(name)[part] for name in self._new}  # type: ignore[no-untyped-call] - it has no stubs
+            return self._strategy.initial(part.stop - part.start)[name]
+        values: F64 = self._old.get_slice(name)[part]  # type: ignore[no-untyped-call]
+        return values
 
     def write(self, part: slice, state: State) -> None:
         """A block of the new state."""

@@ -2,15 +2,17 @@
 
 import asyncio
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
 from coordinator.attendance import Attendance
 from coordinator.conduct import Conductor, rounds_of
 from coordinator.members import Members
-from coordinator.records import JobRecord, ModelRecord
+from coordinator.records import JobRecord, ModelRecord, Outcome, StepRecord
 from coordinator.run import StopAsked
 from coordinator.store.store import Store
 from coordinator.worker import Worker
@@ -37,6 +39,7 @@ from federation.messages import (
     ShowJob,
     ShowModel,
     Sites,
+    SiteView,
     StopJob,
     SubmitJob,
 )
@@ -45,6 +48,7 @@ from federation.vector import from_safetensors
 __all__ = ["Operation"]
 
 _VIEWS_PER_SECOND = 10
+_TURN_SECONDS = 0.05
 
 
 class Operation:
@@ -74,7 +78,8 @@ class Operation:
         self._members = members
         self._attendance = attendance
         self._conductor = conductor
-        self._incoming = BlobStore(folder / "incoming")
+        shutil.rmtree(folder / "incoming", ignore_errors=True)  # models of jobs that were never submitted, or were
+        self._incoming = BlobStore(folder / "incoming", durable=False)
 
     async def operate(self, member: MembershipStatement, request: OperatorRequest) -> OperatorReply:  # noqa: PLR0911 - one a request
         """Does what an operator asks.
@@ -90,7 +95,9 @@ class Operation:
             case ShowJob(job):
                 return await self._view(job)
             case StopJob(job):
-                self._conductor.feed(job, StopAsked(member.name))
+                view = await self._view(job)
+                if not view.state.over:
+                    self._conductor.feed(job, StopAsked(member.name))
                 return Done()
             case ListPending():
                 return Pending(await self._members.pending())
@@ -133,10 +140,14 @@ class Operation:
         finally:
             conducted.watchers.discard(changed)
 
-    def upload(self, payload: BlobRef) -> tuple[Incoming | None, Callable[[int], None]]:
-        """Where to put an initial model (None: it is here already)."""
-        incoming = None if self._incoming.has(payload) else self._incoming.receive(payload)
-        return incoming, lambda _: None
+    async def upload(self, payload: BlobRef) -> tuple[Incoming | None, Callable[[int], None]]:
+        """Where to put an initial model (None: it is here already); waits while another operator sends the same."""
+        while not self._incoming.has(payload):
+            try:
+                return self._incoming.receive(payload), _uncounted
+            except RemoteProtocolError:
+                await asyncio.sleep(_TURN_SECONDS)
+        return None, _uncounted
 
     async def download(self, payload: BlobRef) -> tuple[BlobStore, Callable[[int], None]]:
         """The folder of a final model.
@@ -146,7 +157,7 @@ class Operation:
         """
         for model in await self._worker.do(self._store.models):
             if model.payload == payload:
-                return BlobStore(self._folder / "jobs" / model.job), lambda _: None
+                return BlobStore(self._folder / "jobs" / model.job), _uncounted
         raise RemoteProtocolError(
             f"no job ended with the model {payload.hex[:12]}", fix="see: parley model list", who=WhoActs.YOU
         )
@@ -168,7 +179,8 @@ class Operation:
             )
         if not self._incoming.has(request.model):
             raise RemoteProtocolError("the initial model was not uploaded", fix="submit with: parley job submit FILE")
-        from_safetensors(self._incoming.get(request.model))
+        model = self._incoming.mapped(request.model)
+        from_safetensors(model)
         record = JobRecord(
             id=f"{job.name[:50]}-{secrets.token_hex(3)}",
             name=job.name,
@@ -177,7 +189,7 @@ class Operation:
             roster=tuple(members[name] for name in chosen),
             initial_model=request.model,
         )
-        await self._conductor.add(record, self._incoming.path(request.model))
+        await self._conductor.add(record, model)
         return JobAdded(record.id)
 
     async def _jobs(self) -> Jobs:
@@ -206,8 +218,20 @@ class Operation:
             submitted=record.submitted,
             seconds=max(0.0, record.ended - (record.started or record.submitted)),
             text=record.text,
-            sites=tuple(self._attendance.view(member, self._conductor) for member in record.roster),
+            sites=tuple(self._stored_site(member, record, steps) for member in record.roster),
             history=rounds_of(steps),
+        )
+
+    def _stored_site(self, member: MembershipStatement, record: JobRecord, steps: tuple[StepRecord, ...]) -> SiteView:
+        """A site of a job that is over: what it did in it, and why it did not, from the store alone."""
+        shares = [share for step in steps for share in step.shares if share.site == member.name]
+        findings = next((each.findings for each in record.sites if each.site == member.name), ())
+        trouble = next((share.cause for share in shares[-1:] if share.outcome is not Outcome.COUNTED), "")
+        return replace(
+            self._attendance.view(member, self._conductor),
+            seconds=sum(share.seconds for share in shares[-1:]),
+            bytes=sum(share.bytes for share in shares),
+            trouble=f"refused: {findings[0].problem}" if findings else trouble,
         )
 
     async def _model(self, name: str) -> ModelView:
@@ -215,6 +239,10 @@ class Operation:
         if found is None:
             raise ConfigurationError(f"there is no model {name!r}", fix="see: parley model list", who=WhoActs.YOU)
         return _model_view(found)
+
+
+def _uncounted(_: int) -> None:
+    """What operators move is in no job's account."""
 
 
 def _model_view(model: ModelRecord) -> ModelView:

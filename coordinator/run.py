@@ -64,6 +64,7 @@ __all__ = [
     "Event",
     "Lengths",
     "Measured",
+    "NotCommitted",
     "Prepared",
     "Rejected",
     "Run",
@@ -199,13 +200,21 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotCommitted:
+    """The store refused the step for good: a bug of ours."""
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """An operator wants the job to end."""
 
     by: str
 
 
-Event = SiteArrived | SiteLeft | TimeUp | Completed | Committed | StopAsked
+Event = SiteArrived | SiteLeft | TimeUp | Completed | Committed | NotCommitted | StopAsked
 
 # ------------------------------------------------------------------------------------------------------------ effects
 
@@ -345,9 +354,10 @@ class Run:
             self._sites[site].transferred += count
             self._transferred[site] = self._transferred.get(site, 0) + count
 
-    def doing(self, site: str) -> str:
-        """What a site of the roster is doing for this job, in words."""
-        return self._doing(site, self._sites[site])
+    def doing(self, site: str, now: float) -> tuple[str, str]:
+        """What a site of the roster is doing for this job, and what holds it back, in words."""
+        view = self._site_view(site, self._sites[site], now)
+        return view.state, view.trouble
 
     def view(self, now: float) -> JobView:
         """The job as an operator sees it."""
@@ -393,6 +403,9 @@ class Run:
                 return self._completed(step, attempt, completion, now)
             case Committed(step):
                 return self._committed(step, now)
+            case NotCommitted(step, problem):
+                self._storing = False
+                return self._end(JobState.FAILED, f"step {step} could not be stored: {problem}", now)
             case StopAsked(by):
                 return self._end(JobState.STOPPED, f"stopped by {by}", now)
             case _:

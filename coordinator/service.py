@@ -210,27 +210,28 @@ class _Service:
             opened = codec.decode_upload_request(await _first(requests, member))
             if not isinstance(opened, UploadOpen):
                 raise RemoteProtocolError(f"{member.name} must name its payload before sending it")
-            if member.role is Role.OPERATOR:
-                incoming, moved = self._operation.upload(opened.payload)
-            else:
-                incoming, moved = self._conductor.upload(member, opened)
-            if incoming is None:
-                yield codec.encode_upload_reply(UploadOffset(opened.payload.length))
-                yield codec.encode_upload_reply(UploadStored())
-                return
-            try:
-                yield codec.encode_upload_reply(UploadOffset(incoming.offset))
-                async for request in requests:
-                    self._members.still(member, time.time())
-                    chunk = codec.decode_upload_request(request)
-                    if not isinstance(chunk, UploadChunk):
-                        raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
-                    moved(len(chunk.content))
-                    incoming.append(chunk.content)
-                incoming.finish()
-                yield codec.encode_upload_reply(UploadStored())
-            finally:
-                incoming.pause()
+            with self._conductor.taking(opened.job):
+                if member.role is Role.OPERATOR:
+                    incoming, moved = await self._operation.upload(opened.payload)
+                else:
+                    incoming, moved = self._conductor.upload(member, opened)
+                if incoming is None:
+                    yield codec.encode_upload_reply(UploadOffset(opened.payload.length))
+                    yield codec.encode_upload_reply(UploadStored())
+                    return
+                try:
+                    yield codec.encode_upload_reply(UploadOffset(incoming.offset))
+                    async for request in requests:
+                        self._members.still(member, time.time())
+                        chunk = codec.decode_upload_request(request)
+                        if not isinstance(chunk, UploadChunk):
+                            raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
+                        moved(len(chunk.content))
+                        incoming.append(chunk.content)
+                    incoming.finish()
+                    yield codec.encode_upload_reply(UploadStored())
+                finally:
+                    incoming.pause()
 
     async def operate(self, request: bytes, context: Context) -> bytes:
         """An operator asks something."""

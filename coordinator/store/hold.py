@@ -61,7 +61,7 @@ def _in_use(address: URL, purpose: str, by: Holder | None) -> StorageError:
     if by is None:
         return StorageError(
             f"another program uses {place(address)}",
-            fix="stop it (pg_stat_activity on the server names it), then try again",
+            fix="stop it, then try again (lsof names who has a lock file open, pg_stat_activity a server's sessions)",
             who=WhoActs.COORDINATOR,
         )
     return StorageError(

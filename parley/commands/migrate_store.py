@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from coordinator.store import database, url_in
-from coordinator.store.meaning import shown
-from coordinator.store.transfer import Copied, transfer
 from parley import terminal
 from parley.terminal import HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from coordinator.store.transfer import Copied
 
 __all__ = ["migrate_store"]
 
@@ -33,6 +33,10 @@ def migrate_store(
     Leave passwords to ~/.pgpass or PGPASSWORD: in a URL, other users of this machine may see them. Stop the coordinator
     first; payloads stay in its folder. Afterwards start it with --store and the new URL; the old store stays as it is.
     """
+    from coordinator.store import database, url_in
+    from coordinator.store.meaning import shown
+    from coordinator.store.transfer import transfer
+
     source = source or url_in(terminal.home(home).coordinator.folder)
     with _bar(quiet=as_json) as progress:
         copied = transfer(source, target, progress=progress)
@@ -62,7 +66,7 @@ def _bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield progress
 
 
-def _table(copied: tuple[Copied, ...]) -> Table:
+def _table(copied: "tuple[Copied, ...]") -> Table:
     listed = Table("table", "rows", "digest")
     for each in copied:
         listed.add_row(each.table, str(each.rows), each.digest[:16])

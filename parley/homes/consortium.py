@@ -101,18 +101,24 @@ class ConsortiumHome:
             )
         settings = ConsortiumSettings(name, address, coordinator, operator)
         identity.require_address(address)
+        identity.require_name(name, "a consortium's name")
         identity.require_organisation(organisation or name)
         for value in (coordinator, operator):
             identity.require_name(value, "a member's name")
         if coordinator == operator:
-            raise _name_taken(operator, "the coordinator")
+            raise IdentityError(
+                f"the coordinator cannot be called {operator}: that is the first operator's name",
+                fix="choose another name with --coordinator",
+                who=WhoActs.YOU,
+            )
         root = Root.create(name, now)
+        root_key = root.key_pem(passphrase)
         request = identity.request_for(operator, organisation or name, Role.OPERATOR, self.operator.begin(), "init")
         certificate, statement = root.approve(request, now, _OPERATOR_DAYS)
 
         draft = replace(self, folder=self.folder.with_name(self.folder.name + ".new"))
         shutil.rmtree(draft.folder, ignore_errors=True)
-        files.write(draft.folder / "root.key", root.key_pem(passphrase), secret=True)
+        files.write(draft.folder / "root.key", root_key, secret=True)
         files.write(draft.folder / "root.pem", root.certificate_pem)
         files.write_json(draft.folder / "consortium.json", settings)
         draft.put_revocations(root.sign_revocations(0, now, ()))

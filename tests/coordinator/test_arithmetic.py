@@ -62,7 +62,7 @@ def desk(tmp_path: Path, job_text: Callable[..., str]) -> Callable[..., Desk]:
             text = text.replace(old, new)
         blobs = BlobStore(tmp_path / "job")
         model = blobs.put(initial_model(1.0, 2.0))
-        arithmetic = Arithmetic(parse(text), LAYOUT, blobs, lambda site: BlobStore(tmp_path / "spool" / site))
+        arithmetic = Arithmetic(parse(text), LAYOUT, blobs, lambda _, site: BlobStore(tmp_path / "spool" / site))
         return Desk(arithmetic, tmp_path, model)
 
     return make

@@ -510,7 +510,7 @@ class Training:
 
     async def offset(self, payload: BlobRef, *chunks: bytes, job: str = "") -> int:
         """Opens an upload of a's, sends these chunks, and cuts the call off once the coordinator has them on disk."""
-        partial = self.hub.folder / "spool" / (job or self.job) / "a" / f"{payload.hex}.part"
+        partial = self.hub.folder / "spool" / (job or self.job) / str(self.step.step) / "a" / f"{payload.hex}.part"
         async with self.hub.opened(self.a.member) as connection:
             call = connection._upload(
                 _said(UploadOpen(job or self.job, payload), *chunks), metadata=connection._metadata
@@ -585,7 +585,7 @@ def test_an_upload_goes_on_from_where_it_was_cut(
                 assert offsets[ref] == [len(first) + len(second)]
                 await connection.upload(at.job, ref, blobs)  # it is there: nothing is sent again
                 assert offsets[ref][1:] == [len(UPDATE)]
-            stored = tmp_path / "spool" / at.job / "a" / ref.hex
+            stored = tmp_path / "spool" / at.job / str(at.step.step) / "a" / ref.hex
             assert stored.read_bytes() == UPDATE
             view = at.hub.coordinator.conductor.job(at.job).run.view(0.0)
             assert view.sites[0].bytes == 24 + len(UPDATE)  # its statistics, and each byte of its update once
@@ -612,14 +612,14 @@ def test_a_stream_that_replaces_another_takes_its_upload_over(
 
             call = stale._upload(slow(), metadata=stale._metadata)
             assert codec.decode_upload_reply(await anext(aiter(call))) == UploadOffset(0)
-            partial = tmp_path / "spool" / at.job / "a" / f"{ref.hex}.part"
+            partial = tmp_path / "spool" / at.job / str(at.step.step) / "a" / f"{ref.hex}.part"
             await until(lambda: partial.stat().st_size == CHUNK)
             await soon(fresh.upload(at.job, ref, blobs))
             assert offsets[ref] == [CHUNK]
             more.set()
             with pytest.raises(grpc.aio.AioRpcError, match="has ended"):
                 await soon(anext(aiter(call)))
-            assert (tmp_path / "spool" / at.job / "a" / ref.hex).read_bytes() == UPDATE
+            assert (tmp_path / "spool" / at.job / str(at.step.step) / "a" / ref.hex).read_bytes() == UPDATE
 
     asyncio.run(story())
 
@@ -712,7 +712,7 @@ def test_an_upload_that_cannot_be_is_refused_and_the_right_one_then_taken(
                 assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             blobs = BlobStore(tmp_path / "own")
             await soon(connection.upload(at.job, blobs.put(UPDATE), blobs))
-            assert (tmp_path / "spool" / at.job / "a" / GOOD.hex).read_bytes() == UPDATE
+            assert (tmp_path / "spool" / at.job / str(at.step.step) / "a" / GOOD.hex).read_bytes() == UPDATE
 
     asyncio.run(story())
 
@@ -794,7 +794,7 @@ def test_a_step_that_is_over_takes_no_more_of_an_upload(
 
             call = connection._upload(slow(), metadata=connection._metadata)
             await soon(anext(aiter(call)))
-            partial = tmp_path / "spool" / at.job / "a" / f"{GOOD.hex}.part"
+            partial = tmp_path / "spool" / at.job / str(at.step.step) / "a" / f"{GOOD.hex}.part"
             await until(lambda: partial.stat().st_size == CHUNK)
             at.hub.coordinator.conductor.feed(at.job, StopAsked("op"))
             await at.a.until(JobEnded)

@@ -186,8 +186,8 @@ class Study:
         return self.hub
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence counts as absence after two seconds, tries follow each other fast, and chunks are small."""
     monkeypatch.setattr(agent, "_HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(agent, "_SILENCE_SECONDS", 2.0)

@@ -49,7 +49,7 @@ __all__ = ["ROUNDS", "SITES", "Founded", "Process", "Study", "found", "job_text"
 
 SITES = ("a", "b", "c")
 ROUNDS = 3
-PATIENCE = 15.0
+PATIENCE = 60.0
 """Seconds after which what is waited for counts as never coming; machines that run tests may be very busy."""
 
 _DAY = 24 * 3600
@@ -257,7 +257,7 @@ class Study:
             self.tend()
             if time.monotonic() > end:
                 raise AssertionError(f"waited in vain for {what}; the coordinator said:\n{self.coordinator.tail()}")
-            time.sleep(0.01)  # other processes set no event here
+            time.sleep(0.02)  # other processes set no event here
 
     def asks(self, request: OperatorRequest) -> object:
         """The coordinator's answer to an operator, who asks until there is one."""

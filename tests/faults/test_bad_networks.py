@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Started = Callable[..., AbstractAsyncContextManager[Study]]
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 UPDATE = 60_000
 """Bytes of a model, and of an update."""
 

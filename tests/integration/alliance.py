@@ -1,9 +1,8 @@
 """A consortium of real processes, founded, run and asked through the command line as people do."""
 
-from __future__ import annotations
-
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -151,11 +150,14 @@ def command(home: Path | None, *arguments: str) -> Said:
     argv = ["parley", *arguments, *([] if home is None else ["--home", str(home)])]
     wide = {"COLUMNS": "400"}
     code = 0
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     with patch.object(sys, "argv", argv), patch.dict(os.environ, wide), redirect_stdout(out), redirect_stderr(err):
         try:
             main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 0
+    root.handlers[:], root.level = handlers, level  # commands that stay send the log to their own standard error
     return Said(code, out.getvalue(), err.getvalue())
 
 
@@ -298,9 +300,7 @@ class Alliance:
 
     def enrol(self, *names: str, role: str = "site") -> None:
         """Newcomers join, in processes of their own, and the administrator approves them."""
-        joining = [
-            started(self.home(name), role, "join", self.invitation(name, "--role", role)) for name in names
-        ]
+        joining = [started(self.home(name), role, "join", self.invitation(name, "--role", role)) for name in names]
         for name, process in zip(names, joining, strict=True):
             until(lambda name=name: name in [each["name"] for each in self.pending()])  # type: ignore[misc] - bound
             self.admin_does("consortium", "approve", name, "--yes", *self.unlocked)

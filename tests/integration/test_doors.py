@@ -41,7 +41,7 @@ def test_the_health_probe_answers_nowhere_else(alliance: Alliance) -> None:
         if each.family == socket.AF_INET and not each.address.startswith("127.")
     }
     for address in addresses:
-        with pytest.raises(OSError, match="refused|timed out|unreachable"):
+        with pytest.raises(OSError, match=r"refused|timed out|unreachable"):
             socket.create_connection((address, alliance.health_port), timeout=2).close()
     listening = [
         each.laddr.ip.removeprefix("::ffff:")
@@ -68,7 +68,10 @@ def test_the_public_port_wants_a_certificate(alliance: Alliance) -> None:
     credentials = grpc.ssl_channel_credentials(own.root.pem)
     options = (("grpc.ssl_target_name_override", own.connection.tls_name),)
     assert _asked(grpc.secure_channel(alliance.address, credentials, options)).code() is grpc.StatusCode.UNAVAILABLE
-    with grpc.secure_channel(alliance.address, credentials, options) as channel, pytest.raises(grpc.RpcError) as refused:
+    with (
+        grpc.secure_channel(alliance.address, credentials, options) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_SOON)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -79,7 +82,10 @@ def test_a_site_s_certificate_does_not_make_an_operator(alliance: Alliance) -> N
     assert own.statement.role is Role.SITE
     credentials = grpc.ssl_channel_credentials(own.root.pem, own.keys.tls_pem, own.certificate)
     options = (("grpc.ssl_target_name_override", own.connection.tls_name),)
-    with grpc.secure_channel(alliance.address, credentials, options) as channel, pytest.raises(grpc.RpcError) as refused:
+    with (
+        grpc.secure_channel(alliance.address, credentials, options) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
         channel.unary_unary(codec.OPERATE)(
             codec.encode_operator_request(ListJobs()),
             timeout=_SOON,

@@ -1,13 +1,10 @@
 """A process dies in the middle of a job, as in a power cut: the job goes on, and each round counts exactly once."""
 
-from collections.abc import Callable
-
 import psutil
-import pytest
 
 from coordinator.records import Outcome, StepRecord
 from federation.messages import StepKind
-from tests.integration.alliance import SITES, Alliance, Running, job_file
+from tests.integration.alliance import SITES, Alliance, job_file
 
 ROUNDS = 8
 

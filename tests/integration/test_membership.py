@@ -1,16 +1,20 @@
 """Invitations and members: what is expired, reused, forged, taken, foreign or revoked is refused in its own words."""
 
-import base64
+import asyncio
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from federation.messages import Credential, Role
+from client.connection import Connection as Wire
+from client.connection import Line
+from federation.errors import UnreachableError
+from federation.messages import Credential, ListJobs, Role
+from parley.dialling import line
 from parley.homes import Connection, Consortium, Home
 from privacy import identity
 from tests.integration.alliance import Alliance, Running, Said, command, ended, started
@@ -111,7 +115,9 @@ def test_a_taken_name_is_not_invited_again_and_not_admitted(alliance: Alliance, 
     assert "the name athens is taken by a member of the consortium" in said.err
 
 
-def test_an_invitation_by_another_root_leads_nowhere(alliance: Alliance, newcomer: Newcomer, foreign: Consortium) -> None:
+def test_an_invitation_by_another_root_leads_nowhere(
+    alliance: Alliance, newcomer: Newcomer, foreign: Consortium
+) -> None:
     """The coordinator cannot show that root's certificate; the newcomer is told so, and nothing is asked."""
     invitation = foreign.invite("ghent", "ghent", Role.SITE, now=int(time.time()))
     process = started(newcomer.home, "site", "join", invitation.text)
@@ -133,25 +139,31 @@ def foreign(alliance: Alliance, tmp_path_factory: pytest.TempPathFactory) -> Con
 
 
 def test_another_consortium_s_site_never_attends(alliance: Alliance, foreign: Consortium, tmp_path: Path) -> None:
-    """With the right root and name in its files it reaches the handshake, and there its certificate is refused."""
+    """It does not trust our coordinator; and even one that does is refused in the handshake, before any handler."""
     home = Home(tmp_path / "stranger").site
     now = int(time.time())
-    invitation = foreign.invite("ghent", "ghent", Role.SITE, now=now)
+    invitation = foreign.invite("stranger", "stranger", Role.SITE, now=now)
     member = foreign.approve(identity.make_request(invitation, home.begin(), "0.1.0"), now=now)
     request = identity.request_for("hub", "hub", Role.COORDINATOR, identity.MemberKeys.generate(), "0.1.0")
     _, hub = foreign.root.approve(request, now)
     credential = Credential(member.certificate, member.statement, hub, foreign.home.revocations())
-    home.install(credential, foreign.root.public, Connection(alliance.address, "study", "hub"), name="ghent", now=now)
+    connection = Connection(alliance.address, "study", "hub")
+    own = home.install(credential, foreign.root.public, connection, name="stranger", now=now)
     (home.folder / "policy.toml").write_text((alliance.home("athens") / "site" / "policy.toml").read_text())
-
     with _running(tmp_path / "stranger", tmp_path / "stranger.log") as stranger:
         stranger.says("does not show a certificate of this consortium's root")
-    stranger_root = home.identity_folder / "root.pem"
-    stranger_root.write_bytes(Home(alliance.admin).consortium.root_certificate().pem)
-    said = command(tmp_path / "stranger", "site", "run")
-    assert said.code == 1
-    assert "ghent" in said.err
-    assert "ghent attends" not in alliance.coordinator.said
+
+    trusting = replace(own, root=Home(alliance.admin).consortium.root_certificate())
+    with pytest.raises(UnreachableError) as refused:
+        asyncio.run(_asked(line(trusting)))
+    for words in ("in the TLS handshake", "another consortium's", "enrol with a new invitation"):
+        assert words in str(refused.value)
+    assert "stranger" not in alliance.coordinator.said
+
+
+async def _asked(own: Line) -> None:
+    async with Wire.opened(own) as wire:
+        await wire.operate(ListJobs())
 
 
 def test_a_revoked_member_s_stream_closes_and_it_cannot_come_back(alliance: Alliance) -> None:

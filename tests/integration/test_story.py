@@ -50,7 +50,9 @@ def test_every_round_is_told_with_its_sites_and_metrics(alliance: Alliance, job:
     assert all(each["seconds"] > 0 and each["bytes"] > 0 for each in view["history"])
     losses = [alliance.metrics(view, number)["loss"] for number in range(1, ROUNDS + 1)]
     assert losses[-1] < losses[0]
-    assert alliance.metrics(view, ROUNDS)["n"] == sum((table["split"] == "test").sum() for table in alliance.tables.values())
+    assert alliance.metrics(view, ROUNDS)["n"] == sum(
+        (table["split"] == "test").sum() for table in alliance.tables.values()
+    )
     assert [(site["name"], site["connected"], site["trouble"]) for site in view["sites"]] == [
         (name, True, "") for name in SITES
     ]
@@ -110,6 +112,22 @@ def test_predict_gives_the_predictor_s_probabilities(alliance: Alliance, package
     assert "120 predictions in" in said.out
     expected = Predictor.load(package).predict(new)
     pd.testing.assert_frame_equal(pd.read_csv(output), expected, check_dtype=False)
+    said = command(None, "predict", str(package), str(csv), "--output", str(tmp_path / "nowhere" / "p.csv"))
+    assert (said.code, said.out) == (1, "")
+    assert f"cannot write {tmp_path / 'nowhere' / 'p.csv'}: " in said.err
+    assert "name another file with --output" in said.err
+
+
+def test_rows_outside_the_contract_are_not_predicted(alliance: Alliance, package: Path, tmp_path: Path) -> None:
+    """The column and the range are named, no value is, and exit code 2 says that the file is wrong."""
+    table = alliance.tables["athens"].copy()
+    table.loc[3, "age"] = 734.5
+    csv = tmp_path / "new.csv"
+    table.to_csv(csv, index=False)
+    said = command(None, "predict", str(package), str(csv))
+    assert (said.code, said.out) == (2, "")
+    assert "data.columns.age: fewer than 5 rows lie outside the public range 0 to 120" in said.err
+    assert "734" not in said.err
 
 
 def test_no_log_has_a_traceback(alliance: Alliance, job: str) -> None:

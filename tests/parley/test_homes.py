@@ -167,7 +167,7 @@ def test_a_consortium_is_not_overwritten(admin: Home, consortium: Consortium) ->
     [
         ("hub", "hub", None, "'hub' is not host:port"),
         ("hub:1", "Hub", None, "a member's name becomes part of a host name"),
-        ("hub:1", "admin", None, "the name admin is taken by the coordinator"),
+        ("hub:1", "admin", None, "the coordinator cannot be called admin"),
         ("hub:1", "hub", "Charité", "an organisation cannot be called 'Charité'"),
     ],
 )

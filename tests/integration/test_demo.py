@@ -1,0 +1,52 @@
+"""The demonstration that a newcomer runs first."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from federation.errors import ParleyError, UnreachableError
+from parley.heart import data
+from tests.integration.alliance import Said
+
+
+def _never(_folder: Path) -> Path:
+    raise UnreachableError("the heart data is not cached, and tests download nothing", fix="run make data")
+
+
+@pytest.fixture
+def csv() -> Path:
+    """All four hospitals' records, as `make data` cached them."""
+    try:
+        return data.obtain(data.cache_folder(os.environ), fetch=_never)
+    except ParleyError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.slow
+def test_the_demo_learns_from_four_hospitals_what_one_place_would_learn(csv: Path, tmp_path: Path) -> None:
+    """Its JSON has the promised fields; federated is within 3 points of pooled; nothing of it stays behind."""
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "parley", "demo", "--json", "--data", str(csv)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr
+    told = Said(run.returncode, run.stdout, run.stderr).json
+    assert list(told) == ["federated", "pooled", "alone", "seconds", "cpu_seconds", "bytes", "seeds"]
+    assert set(told["alone"]) == {"cleveland", "hungary", "switzerland", "long-beach"}
+    for metric in ("accuracy", "auc"):
+        assert told["federated"][metric] == pytest.approx(told["pooled"][metric], abs=0.03)
+    assert told["federated"]["n"] == told["pooled"]["n"] == 254
+    assert told["federated"]["auc"] > 0.8
+    assert told["seeds"] == 1
+    assert told["bytes"] > 0
+    assert told["cpu_seconds"] > 0
+    assert told["seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in run.stderr
