@@ -123,20 +123,21 @@ class Agent:
         backoff = Backoff()
         self._recall()
         try:
-            async with Connection.opened(self._line) as connection:
-                self._connection = connection
-                while True:
+            while True:
+                # a new channel each time: the old one may go on talking to a connection that is dead and not closed
+                async with Connection.opened(self._line) as connection:
+                    self._connection = connection
                     try:
                         await self._attend(connection, backoff)
                     except IdentityError:
                         raise
                     except ParleyError as cut:
                         log.warning("%s", cut)
-                    if self._ended is not None:
-                        raise self._ended
-                    seconds = backoff.seconds()
-                    log.info("dialling again in %.1f s", seconds)
-                    await asyncio.sleep(seconds)
+                if self._ended is not None:
+                    raise self._ended
+                seconds = backoff.seconds()
+                log.info("dialling again in %.1f s", seconds)
+                await asyncio.sleep(seconds)
         finally:
             if self._doing is not None:
                 self._doing.cancel()

@@ -7,16 +7,20 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
+from client import probe
+from client import proxy as proxies
+from client.proxy import Proxy
 from federation import codec
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import ParleyError, RemoteProtocolError, UnreachableError, WhoActs
+from federation.greeting import Greeting
 from federation.messages import (
     DownloadRequest,
     EnrolmentRequest,
@@ -48,6 +52,10 @@ _CUT_WHILE_WRITING = "Internal error from Core"
 """The status that grpc.aio makes up when a write fails, in the place of the one that the server sent."""
 
 
+_NO_PAYLOAD = BlobRef(bytes(32), 0)
+"""The name of nothing: SHA-256 gives no content this digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """How to reach a coordinator and as whom.
@@ -60,7 +68,7 @@ class Line:
         tls_key: Its private key (PEM).
         statement: The root's word on this member (an encoded `MembershipStatement`), shown with every call; empty for
             an invitation.
-        proxy: `http://[user:password@]host:port` of a CONNECT proxy, or empty.
+        proxy: The CONNECT proxy to dial through; None: directly, whatever the environment says.
     """
 
     address: str
@@ -69,7 +77,7 @@ class Line:
     certificate: bytes
     tls_key: bytes
     statement: bytes = b""
-    proxy: str = ""
+    proxy: Proxy | None = None
 
 
 class Connection:
@@ -90,11 +98,11 @@ class Connection:
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: another member's must not carry our calls
         ]
-        if line.proxy:
-            options.append(("grpc.http_proxy", line.proxy))
+        target, through = proxies.dialled(line.address, line.proxy)
+        options.extend(through)
         credentials = grpc.ssl_channel_credentials(line.root_certificate, line.tls_key, line.certificate)
         self._metadata = ((STATEMENT, line.statement),) if line.statement else ()
-        self._channel = channel = grpc.aio.secure_channel(line.address, credentials, options=options)
+        self._channel = channel = grpc.aio.secure_channel(target, credentials, options=options)
         self._enrol: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(codec.ENROL)
         self._attend: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(codec.ATTEND)
         self._download: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(codec.DOWNLOAD)
@@ -118,7 +126,7 @@ class Connection:
 
     async def enrol(self, request: EnrolmentRequest) -> AsyncIterator[EnrolmentStatus]:
         """The coordinator's answers to an enrolment: waiting, then approved."""
-        with self._telling():
+        async with self._telling():
             async for status in self._enrol(codec.encode(request)):
                 yield codec.decode(EnrolmentStatus, status)
 
@@ -135,7 +143,7 @@ class Connection:
 
         call = self._attend(encoded(), metadata=self._metadata)
         try:
-            with self._telling():
+            async with self._telling():
                 async for message in call:
                     yield codec.decode_from_coordinator(message)
         finally:
@@ -148,7 +156,7 @@ class Connection:
         incoming = blobs.receive(ref)
         try:
             request = codec.encode(DownloadRequest(ref, incoming.offset))
-            with self._telling():
+            async with self._telling():
                 async for part in self._download(request, metadata=self._metadata):
                     incoming.append(codec.decode(UploadChunk, part).content)
             incoming.finish()
@@ -168,7 +176,7 @@ class Connection:
         call = self._upload(requests(), metadata=self._metadata)
         stored = False
         try:
-            with self._telling():
+            async with self._telling():
                 async for part in call:
                     match codec.decode_upload_reply(part):
                         case UploadOffset(held):
@@ -186,22 +194,47 @@ class Connection:
 
     async def operate(self, request: OperatorRequest) -> OperatorReply:
         """The coordinator's answer to an operator."""
-        with self._telling():
+        async with self._telling():
             reply = await self._operate(codec.encode_operator_request(request), timeout=60, metadata=self._metadata)
         return codec.decode_operator_reply(reply)
 
     async def watch(self, job: str) -> AsyncIterator[JobView]:
         """The job's view, now and at each change, until the job is over."""
-        with self._telling():
+        async with self._telling():
             async for view in self._watch(codec.encode(ShowJob(job)), metadata=self._metadata):
                 yield codec.decode(JobView, view)
 
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
+    async def greeting(self) -> Greeting | None:
+        """What the coordinator says about itself to a member that it accepts; None: its release says nothing yet.
+
+        Asking changes nothing and disturbs no open stream of the member's.
+
+        Raises:
+            IdentityError: It does not accept this member.
+        """
+        call = self._download(codec.encode(DownloadRequest(_NO_PAYLOAD, 0)), metadata=self._metadata)
+        with suppress(RemoteProtocolError):  # who is admitted is told that nothing offers this payload
+            async with self._telling():
+                async for _ in call:
+                    pass
+        return Greeting.of(await call.initial_metadata())
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise _meaning(error, self._line) from None
+            raise await _on_the_way(error, self._line) or _meaning(error, self._line) from None
+
+
+async def _on_the_way(error: grpc.aio.AioRpcError, line: Line) -> ParleyError | None:
+    """What kept a call from ever reaching the coordinator, if a proxy or another's certificate did."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return None
+    details = f"{error.details() or ''} {error.debug_error_string() or ''}"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return await asyncio.to_thread(probe.stranger, line.address, line.tls_name, line.root_certificate, line.proxy)
+    return proxies.meaning(line.proxy, line.address, details) if line.proxy is not None else None
 
 
 def _meaning(error: grpc.aio.AioRpcError, line: Line) -> ParleyError:

@@ -35,10 +35,13 @@ class Coordinator:
         self.conductor.start()
         self._pulse = asyncio.create_task(self.attendance.pulse(self.conductor))
 
-    async def close(self) -> None:
-        """Ends all streams and returns when what was being stored is stored."""
+    async def leave(self) -> None:
+        """Ends all streams in words; calls that are still open find every room as it was."""
         if self._pulse is not None:
             self._pulse.cancel()
         await self.attendance.close()
+
+    async def close(self) -> None:
+        """Returns when what was being stored is stored; call it when no call is open any more."""
         await self.conductor.close()
         self._worker.close()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from importlib import metadata
 from typing import TypeVar
 
 import grpc
@@ -26,7 +27,9 @@ from federation.errors import (
     RemoteProtocolError,
     StorageError,
 )
+from federation.greeting import Greeting
 from federation.messages import (
+    PROTOCOL,
     DownloadRequest,
     EnrolmentRequest,
     Hello,
@@ -137,8 +140,7 @@ class _Service:
         return certificate
 
     def _admit(self, context: Context, *roles: Role) -> MembershipStatement:
-        metadata = dict(context.invocation_metadata() or ())
-        shown = metadata.get(STATEMENT)
+        shown = dict(context.invocation_metadata() or ()).get(STATEMENT)
         statement = codec.decode(MembershipStatement, shown) if isinstance(shown, bytes) else None
         member = self._members.member(self._certificate(context), statement, time.time())
         if member.role not in roles:
@@ -160,7 +162,7 @@ class _Service:
         """A site attends: small typed messages both ways, for as long as it stays."""
         async with _Refusing(context):
             member = self._admit(context, Role.SITE)
-            await context.send_initial_metadata(())  # the site speaks once it sees that the gate is open
+            await _greet(context)  # the site speaks once it sees that the gate is open
             hello = codec.decode_from_site(await _first(requests, member))
             if not isinstance(hello, Hello):
                 raise RemoteProtocolError(f"{member.name} must say hello first, not {type(hello).__name__}")
@@ -193,6 +195,7 @@ class _Service:
         async with _Refusing(context):
             member = self._admit(context, Role.SITE, Role.OPERATOR)
             wanted = codec.decode(DownloadRequest, request)
+            await _greet(context)
             if member.role is Role.OPERATOR:
                 blobs, moved = await self._operation.download(wanted.payload)
             else:
@@ -206,7 +209,7 @@ class _Service:
         """A payload comes in, from where an earlier try ended."""
         async with _Refusing(context):
             member = self._admit(context, Role.SITE, Role.OPERATOR)
-            await context.send_initial_metadata(())  # the member sends once it sees that the gate is open
+            await _greet(context)  # the member sends once it sees that the gate is open
             opened = codec.decode_upload_request(await _first(requests, member))
             if not isinstance(opened, UploadOpen):
                 raise RemoteProtocolError(f"{member.name} must name its payload before sending it")
@@ -248,6 +251,11 @@ class _Service:
             async for view in self._operation.watch(codec.decode(ShowJob, request).job):
                 self._members.still(member, time.time())
                 yield codec.encode(view)
+
+
+async def _greet(context: Context) -> None:
+    greeting = Greeting(PROTOCOL, metadata.version("parley-fl"), time.time())
+    await context.send_initial_metadata(greeting.entries())
 
 
 async def _first(requests: AsyncIterator[bytes], member: MembershipStatement) -> bytes:

@@ -119,8 +119,7 @@ def to_safetensors(layout: Layout, flat: F32, metadata: Mapping[str, str] | None
     """
     if flat.shape != (layout.size,):
         raise LocalProtocolError(f"a vector of {flat.size} values cannot be a model of {layout.size}")
-    values = np.ascontiguousarray(flat, dtype="<f4")
-    return b"".join((header(layout, metadata), memoryview(values).cast("B") if values.size else b""))
+    return b"".join((header(layout, metadata), np.ascontiguousarray(flat, dtype="<f4").data))
 
 
 def finite(values: npt.NDArray[np.floating]) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from parley.commands import consortium, coordinator, jobs, models, operator, site
+from parley.commands import consortium, coordinator, doctor, jobs, models, operator, site
 from parley.terminal import HomeOption
 
 __all__ = ["app"]
@@ -24,6 +24,7 @@ app.add_typer(operator.app, name="operator")
 app.add_typer(jobs.app, name="job")
 app.add_typer(models.app, name="model")
 app.command("predict")(models.predict)
+app.command("doctor")(doctor.doctor)
 
 
 @app.command("demo")

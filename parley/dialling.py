@@ -1,16 +1,25 @@
 """How commands reach the coordinator: as the member whose home this is."""
 
+import os
+
 from client.connection import Connection, Line
+from client.proxy import chosen
 from federation import codec
 from federation.messages import OperatorReply, OperatorRequest
-from parley.homes import Identity, MemberHome
+from parley.homes import MemberHome
 from parley.terminal import run
 
 __all__ = ["ask", "line"]
 
 
-def line(me: Identity, proxy: str = "") -> Line:
-    """The line of an enrolled member."""
+def line(member: MemberHome, proxy: str = "") -> Line:
+    """The line of the member whose home this is; `proxy` goes before its file and the environment.
+
+    Raises:
+        ConfigurationError: The proxy cannot be used.
+        StorageError: There is no member here.
+    """
+    me = member.load()
     return Line(
         address=me.connection.address,
         tls_name=me.connection.tls_name,
@@ -18,7 +27,7 @@ def line(me: Identity, proxy: str = "") -> Line:
         certificate=me.certificate,
         tls_key=me.keys.tls_pem,
         statement=codec.encode(me.statement),
-        proxy=proxy,
+        proxy=chosen(me.connection.address, os.environ, flag=proxy, folder=member.folder),
     )
 
 
@@ -26,7 +35,7 @@ def ask(operator: MemberHome, request: OperatorRequest) -> OperatorReply:
     """The coordinator's answer to an operator's request."""
 
     async def answered() -> OperatorReply:
-        async with Connection.opened(line(operator.load())) as connection:
+        async with Connection.opened(line(operator)) as connection:
             return await connection.operate(request)
 
     return run(answered())

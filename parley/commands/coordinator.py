@@ -7,12 +7,13 @@ import os
 import signal
 import time
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from parley.commands.consortium import read_string
+from parley.commands.migrate_store import migrate_store
+from parley.commands.service import coordinator_service
 from parley.homes import MemberHome, coordinator_request
 from parley.terminal import HomeOption, console, errors, home, logs, run
 from privacy import identity
@@ -20,8 +21,11 @@ from privacy import identity
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Set up and run the coordinator.")
+app.command("migrate-store")(migrate_store)
 
 log = logging.getLogger("parley.coordinator")
+
+app.command("service")(coordinator_service)
 
 
 @app.command()
@@ -74,14 +78,14 @@ def serve(
     if listen:
         identity.require_address(listen)
     member = home(home_).coordinator
-    run(_serve(member, listen, store or f"sqlite:///{member.folder / 'parley.db'}", health_port))
+    run(_serve(member, listen, store, health_port))
 
 
-async def _serve(member: MemberHome, listen: str, store_url: str, health_port: int) -> None:
+async def _serve(member: MemberHome, listen: str, store: str, health_port: int) -> None:
     from coordinator.coordinator import Coordinator
     from coordinator.members import CoordinatorIdentity
     from coordinator.service import serve as listening
-    from coordinator.store.store import Store
+    from coordinator.store import Store, url_in
 
     own = member.load()
     identity.verify_statement(
@@ -97,24 +101,20 @@ async def _serve(member: MemberHome, listen: str, store_url: str, health_port: i
         own.revocations,
     )
     address = listen or f"0.0.0.0:{own.connection.address.rpartition(':')[2]}"
-    coordinator = Coordinator(member.folder, Store(store_url), me)
-    coordinator.start()
-    server = await listening(coordinator, address, health_port)
-    log.info(
-        "%s serves %s on %s (TLS 1.3, mutual), process %d", own.statement.name, me.consortium, address, os.getpid()
-    )
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows has no handlers: Ctrl-C interrupts asyncio.run there
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        await coordinator.close()
-        await server.stop(grace=2)
-        log.info("ended")
-
-
-def store_path(folder: Path) -> Path:
-    """Where the embedded store lies in a coordinator's folder."""
-    return folder / "parley.db"
+    with Store(store or url_in(member.folder)) as opened:
+        coordinator = Coordinator(member.folder, opened, me)
+        coordinator.start()
+        server = await listening(coordinator, address, health_port)
+        name, number = own.statement.name, os.getpid()
+        log.info("%s serves %s on %s (TLS 1.3, mutual), process %d", name, me.consortium, address, number)
+        ended = asyncio.Event()
+        for signalled in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows has none: Ctrl-C interrupts asyncio.run there
+                asyncio.get_running_loop().add_signal_handler(signalled, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            await coordinator.leave()  # the sites are told; they come back by themselves
+            await server.stop(grace=2)
+            await coordinator.close()
+            log.info("ended")

@@ -169,7 +169,7 @@ class _Consortium:
             invitation = consortium.invite(site, site, Role.SITE, now=now)
             request = identity.make_request(invitation, home.site.begin(), "demo")
             joining.append((invitation, home, asyncio.create_task(approved(door(invitation), request))))
-        async with Connection.opened(line(self.hub.operator.load())) as operator:
+        async with Connection.opened(line(self.hub.operator)) as operator:
             requests = await self._pending(operator, len(homes))
             for request in requests:
                 member = consortium.approve(request, now=now)
@@ -192,7 +192,7 @@ class _Consortium:
 
     async def _attended(self, count: int) -> None:
         """Returns when `count` sites attend."""
-        async with Connection.opened(line(self.hub.operator.load())) as operator:
+        async with Connection.opened(line(self.hub.operator)) as operator:
 
             async def all_here() -> bool:
                 reply = await operator.operate(ListSites())
@@ -238,7 +238,7 @@ class _Consortium:
 
     async def _watched(self, job: str, *, live: bool) -> JobView:
         view: JobView | None = None
-        async with Connection.opened(line(self.hub.operator.load())) as operator:
+        async with Connection.opened(line(self.hub.operator)) as operator:
             with Live(console=errors, transient=False) if live else nullcontext() as screen:
                 async for view in operator.watch(job):
                     if screen is not None:

@@ -135,7 +135,7 @@ def submit_text(operator: MemberHome, text: str, source: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             blobs = BlobStore(Path(folder))
             ref = blobs.put(content)
-            async with Connection.opened(line(operator.load())) as connection:
+            async with Connection.opened(line(operator)) as connection:
                 await connection.upload("", ref, blobs)
                 reply = await connection.operate(SubmitJob(text, ref))
         if not isinstance(reply, JobAdded):
@@ -150,7 +150,7 @@ def watched(operator: MemberHome, job: str) -> JobView:
 
     async def last() -> JobView:
         view: JobView | None = None
-        async with Connection.opened(line(operator.load())) as connection:
+        async with Connection.opened(line(operator)) as connection:
             async for view in connection.watch(job):  # noqa: B007 - the last one is wanted
                 pass
         if view is None:
@@ -172,7 +172,7 @@ def _watch(operator: MemberHome, job: str, *, as_json: bool) -> None:
 
 async def _live(operator: MemberHome, job: str) -> JobView:
     view: JobView | None = None
-    async with Connection.opened(line(operator.load())) as connection:
+    async with Connection.opened(line(operator)) as connection:
         with _screen() as show:
             async for view in connection.watch(job):
                 show(view)

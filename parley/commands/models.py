@@ -88,7 +88,7 @@ def fetch(operator: MemberHome, model: str, folder: Path) -> ModelView:
     view = _shown(operator, model)
 
     async def brought(blobs: BlobStore) -> None:
-        async with Connection.opened(line(operator.load())) as connection:
+        async with Connection.opened(line(operator)) as connection:
             await connection.download(view.payload, blobs)
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -21,11 +22,13 @@ from client.connection import Connection as Wire
 from client.connection import Line
 from client.data.registry import DataSet, DataSets
 from client.policy import EXAMPLE, Policy, parse
+from client.proxy import FILE, Proxy, chosen
 from client.session import SiteIdentity
 from federation import files
 from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState
 from parley.commands.consortium import read_string
+from parley.commands.service import site_service
 from parley.dialling import line
 from parley.homes import Connection, Identity, MemberHome
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, logs, run
@@ -40,6 +43,8 @@ app.add_typer(dataset, name="dataset")
 log = logging.getLogger("parley.site")
 
 _POLICY = "policy.toml"
+
+app.command("service")(site_service)
 
 
 @app.command()
@@ -77,6 +82,7 @@ def join_as(member: MemberHome, text: str, proxy: str = "") -> None:
             who=WhoActs.YOU,
         )
     request = identity.make_request(invitation, member.begin(), metadata.version("parley-fl"))
+    through = chosen(invitation.address, os.environ, flag=proxy, folder=member.folder)
     prints = identity.fingerprints(request)
     errors.print(f"Joining {invitation.consortium} as [bold]{invited.name}[/] through {invitation.address}")
     errors.print(f"Root fingerprint, to compare with the administrator's: {invitation.root.fingerprint}")
@@ -84,12 +90,14 @@ def join_as(member: MemberHome, text: str, proxy: str = "") -> None:
     errors.print(f"  TLS key       {prints.tls}\n  protocol key  {prints.protocol}")
     errors.print(f"Waiting until the administrator runs:  parley consortium approve {invited.name}")
     with errors.status("Waiting ..."):
-        credential = run(approved(door(invitation, proxy), request))
+        credential = run(approved(door(invitation, through), request))
     me = install(member, invitation, credential)
+    if proxy:
+        files.write(member.folder / FILE, proxy.encode(), secret=True)
     console.print(f"[bold]{me.statement.name}[/] is a member of {me.root.consortium}.")
 
 
-def door(invitation: identity.Invitation, proxy: str = "") -> Line:
+def door(invitation: identity.Invitation, proxy: Proxy | None = None) -> Line:
     """The line on which an invitation's holder may ask to be enrolled, and nothing else."""
     return Line(
         invitation.address,
@@ -176,7 +184,7 @@ async def _attend(member: MemberHome, proxy: str) -> None:
     own = member.load()
     agent = Agent(
         member.folder,
-        line(own, proxy),
+        line(member, proxy),
         SiteIdentity(own.statement, own.root, own.revocations),
         _PolicyReader(member),
         member.update_revocations,

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from client.connection import Connection, Line, _meaning
+from client.proxy import Proxy
 from federation import codec
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import IdentityError, ParleyError, RemoteProtocolError, StorageError, UnreachableError, WhoActs
@@ -170,7 +171,7 @@ def test_calls_go_through_a_proxy(running: Serving, operator: Person) -> None:
                 line.certificate,
                 line.tls_key,
                 line.statement,
-                f"http://127.0.0.1:{port}",
+                Proxy.parse(f"http://127.0.0.1:{port}", "the test"),
             )
             async with Connection.opened(line) as connection:
                 assert (await soon(connection.operate(ListJobs()))).jobs == ()

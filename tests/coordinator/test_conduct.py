@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,10 @@ def _of_rounds(rounds: int, *sites: str) -> list[tuple[int, StepKind, int, tuple
 
 def _files(folder: Path) -> set[str]:
     """The names of all files below a folder."""
-    return {path.name for path in folder.rglob("*") if path.is_file()}
+    found: set[str] = set()
+    with suppress(FileNotFoundError):  # a folder that goes while we look holds nothing
+        found.update(path.name for path in folder.rglob("*") if path.is_file())
+    return found
 
 
 def _until_round(number: int) -> Callable[[StepStart], Answer]:

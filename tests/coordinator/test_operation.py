@@ -131,12 +131,14 @@ def test_an_operators_model_is_sent_once(running: Serving, operator: Person, tmp
             await connection.upload("", ref, blobs)
             await connection.upload("", ref, blobs)
             other = blobs.put(initial_model(1.0, 2.0))
-            incoming, _ = hub.coordinator.operation.upload(other)
+            incoming, _ = await hub.coordinator.operation.upload(other)
             assert incoming is not None
-            with pytest.raises(RemoteProtocolError, match=r"is being received already.*wait until that transfer has"):
-                await connection.upload("", other, blobs)
+            second = asyncio.create_task(connection.upload("", other, blobs))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):  # it waits for the first
+                    await asyncio.shield(second)
             incoming.pause()
-            await connection.upload("", other, blobs)
+            await second
             assert {path.name for path in (tmp_path / "incoming").iterdir()} == {ref.hex, other.hex}
 
     asyncio.run(story())

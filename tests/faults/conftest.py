@@ -136,8 +136,9 @@ class Study:
         coordinator = Coordinator(self.folder, store, self.consortium.me)
         coordinator.start()
         server = await serve(coordinator, f"127.0.0.1:{port}")
-        self._served.push_async_callback(server.stop, None)
         self._served.push_async_callback(coordinator.close)
+        self._served.push_async_callback(server.stop, None)
+        self._served.push_async_callback(coordinator.leave)
         self.hub = Running(self.consortium, coordinator, store, self.folder, port)
 
     async def stop(self) -> None:

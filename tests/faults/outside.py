@@ -105,20 +105,31 @@ class Process:
         command: Its arguments.
         log: Where it says what it says, through all its lives.
         options: Of `tests.faults.killing`, in each of its lives.
+        fates: Where its next lives end, as `tests.faults.killing` takes it: "POINT N", and options of that life.
         deaths: How often it was killed.
     """
 
     command: tuple[str, ...]
     log: Path
-    options: tuple[str, ...] = ("--light", "0")
+    options: tuple[str, ...] = ()
+    fates: list[str] = field(default_factory=list)
     deaths: int = 0
     running: BaseProcess | None = None
 
-    def start(self, point: str = "never", count: int = 0, *options: str) -> None:
-        """Starts it; in this life it dies at `point`."""
-        arguments = [point, str(count), *self.options, *options, "--", *self.command]
+    def start(self, *fates: str) -> None:
+        """Starts it; this life and the next ones end as `fates` say, and later ones by themselves."""
+        self.fates += fates
+        fate = self.fates.pop(0) if self.fates else "never 0"
+        arguments = [*fate.split(), *self.options, "--", *self.command]
         self.running = _fork.Process(target=killing.run, args=(arguments, self.log), daemon=True)
         self.running.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process's number."""
+        assert self.running is not None
+        assert self.running.pid is not None
+        return self.running.pid
 
     def tend(self) -> None:
         """Starts it again if it was killed; it must not end otherwise."""
@@ -135,12 +146,13 @@ class Process:
             self.running.join()
 
     def end(self) -> None:
-        """Ends it as systemd does."""
+        """Ends it as systemd does, for good."""
         if self.running is not None:
             self.running.terminate()
             self.running.join(PATIENCE)
             self.running.kill()
-            self.running = None
+        self.running = None
+        self.fates.clear()
 
     def said(self) -> str:
         """All of its log."""
@@ -165,9 +177,16 @@ class Founded:
         """The administrator's home, and an operator's; the coordinator's is to be copied."""
         return Home(self.folder / "hub")
 
-    def site(self, name: str) -> Path:
-        """A site's own folder."""
-        return Home(self.folder / "sites" / name).site.folder
+    def home(self, name: str) -> Home:
+        """A site's home."""
+        return Home(self.folder / "sites" / name)
+
+    def introduce(self, url: str) -> None:
+        """Makes a store in which the sites are members, as they are once they have attended."""
+        with Store(url) as store:
+            for member in self.consortium.home.members():
+                if member.statement.role is Role.SITE:
+                    store.add_member(member.statement, member.certificate, member.statement.not_before)
 
 
 @contextmanager
@@ -178,25 +197,22 @@ def found(folder: Path, pause: float = 0.0) -> Iterator[Founded]:
     consortium = hub.consortium.create("kills", f"127.0.0.1:{port}", "hub", passphrase=None, now=now - _DAY)
     request = hub.coordinator.request("hub", "kills", "0.1.0")
     hub.coordinator.install_text(consortium.admit(request, now=now - _DAY), now)
-    with Store(url_in(hub.coordinator.folder)) as store:
+    founded = Founded(folder, port, consortium, {})
+    me = hub.coordinator.load()
+    with ExitStack() as ending:
         for name in SITES:
-            home = Home(folder / "sites" / name)
+            home = founded.home(name)
             invitation = consortium.invite(name, name, Role.SITE, now=now - _DAY)
             asked = identity.make_request(invitation, home.site.begin(), "0.1.0")
             member = consortium.approve(asked, now=now - _DAY)
-            me = hub.coordinator.load()
-            credential = Credential(member.certificate, member.statement, me.statement, me.revocations)
-            install(home.site, invitation, credential)
+            install(home.site, invitation, Credential(member.certificate, member.statement, me.statement, me.revocations))
             (home.site.folder / "policy.toml").write_text(EXAMPLE)
-            store.add_member(member.statement, member.certificate, now)
-    with ExitStack() as ending:
-        sites = {}
-        for name in SITES:
-            command = ("site", "run", "--home", str(folder / "sites" / name))
-            sites[name] = Process(command, folder / f"{name}.log", ("--light", str(pause)))
-            sites[name].start()
-            ending.callback(sites[name].end)
-        yield Founded(folder, port, consortium, sites)
+            command = ("site", "run", "--home", str(home.folder))
+            founded.sites[name] = Process(command, folder / f"{name}.log", ("--light", str(pause)))
+            founded.sites[name].start()
+            ending.callback(founded.sites[name].end)
+        founded.introduce(url_in(hub.coordinator.folder))
+        yield founded
 
 
 @dataclass
@@ -206,9 +222,7 @@ class Study:
     Attributes:
         founded: The consortium.
         folder: The coordinator's home.
-        url: Where its store is; what the consortium's members are is in there.
-        options: Of `tests.faults.killing`, in each of the coordinator's lives.
-        prefix: What the first of the coordinator's lives is started by.
+        url: Where its store is, in which the sites are members already.
     """
 
     founded: Founded
@@ -223,20 +237,23 @@ class Study:
         self.coordinator = Process(command, self.folder / "coordinator.log")
 
     @classmethod
-    def of(cls, founded: Founded, folder: Path) -> Study:
-        """A study with a store in a file."""
+    def of(cls, founded: Founded, folder: Path, url: str = "") -> Study:
+        """A study with a home in `folder`, and a store in a file there or at `url`."""
         home = folder / "study"
-        shutil.copytree(founded.hub.coordinator.folder, home / "coordinator")
-        return cls(founded, home, url_in(home / "coordinator"))
+        shutil.copytree(founded.hub.coordinator.folder, home / "coordinator", dirs_exist_ok=True)
+        return cls(founded, home, url or url_in(home / "coordinator"))
 
     @contextmanager
-    def serving(self, point: str = "never", count: int = 0, *options: str) -> Iterator[None]:
-        """The coordinator runs, and dies at `point`; processes that were killed are started again by `until`."""
-        self.coordinator.start(point, count, *options)
+    def serving(self, *fates: str) -> Iterator[None]:
+        """The coordinator runs, and its lives end as `fates` say; whoever was killed is started again by `until`."""
+        self.coordinator.start(*fates)
         try:
             yield
         finally:
             self.coordinator.end()
+            for site in self.founded.sites.values():
+                site.fates.clear()
+                site.tend()
 
     @property
     def payloads(self) -> Path:
@@ -257,7 +274,7 @@ class Study:
             self.tend()
             if time.monotonic() > end:
                 raise AssertionError(f"waited in vain for {what}; the coordinator said:\n{self.coordinator.tail()}")
-            time.sleep(0.02)  # other processes set no event here
+            time.sleep(0.05)  # other processes set no event here
 
     def asks(self, request: OperatorRequest) -> object:
         """The coordinator's answer to an operator, who asks until there is one."""
@@ -277,14 +294,14 @@ class Study:
         assert isinstance(view, JobView)
         return view
 
-    def submit(self, text: str = "") -> str:
+    def submit(self, text: str = "", layout: Layout = _LAYOUT) -> str:
         """Submits a job and returns its id. An operator who heard no answer looks whether it was taken, and repeats."""
         before = {record.id for record in self.jobs()}
         added: set[str] = set()
 
         def taken() -> bool:
             try:
-                asyncio.run(self._submit(text or job_text()))
+                asyncio.run(self._submit(text or job_text(), layout))
             except UnreachableError:
                 time.sleep(0.05)
             added.update(record.id for record in self.jobs() if record.id not in before)
@@ -294,9 +311,9 @@ class Study:
         (job,) = added
         return job
 
-    async def _submit(self, text: str) -> None:
+    async def _submit(self, text: str, layout: Layout) -> None:
         desk = BlobStore(self.folder / "desk")
-        model = desk.put(to_safetensors(_LAYOUT, np.zeros(_LAYOUT.size, dtype=np.float32)))
+        model = desk.put(to_safetensors(layout, np.zeros(layout.size, dtype=np.float32)))
         async with Connection.opened(line(self.founded.hub.operator.load())) as connection:
             await connection.upload("", model, desk)
             await connection.operate(SubmitJob(text, model))
@@ -308,40 +325,48 @@ class Study:
         with StoreReader(self.url) as store:
             return store.jobs()
 
-    def over(self, job: str) -> tuple[StepRecord, ...]:
-        """The steps of a job, once it is over."""
+    def reaches(self, job: str, step: int) -> None:
+        """Returns once so many of the job's steps are stored."""
+        with StoreReader(self.url) as store:
+            self.until(lambda: len(store.steps(job)) >= step, f"step {step} of job {job}")
+
+    def over(self, job: str) -> tuple[JobRecord, tuple[StepRecord, ...]]:
+        """A job with its steps, once it is over."""
+        found: list[JobRecord] = []
         with StoreReader(self.url) as store:
 
             def ended() -> bool:
                 record = store.job(job)
-                return record is not None and record.state.over
+                found[:] = [record] if record is not None and record.state.over else []
+                return bool(found)
 
-            self.until(ended, f"the end of job {job}")
-            return store.steps(job)
+            self.until(ended, f"the end of job {job}", patience=2 * PATIENCE)
+            return found[0], store.steps(job)
 
     def exactly_once(self, job: str, expected: Sequence[object] | None = None) -> tuple[StepRecord, ...]:
-        """Waits for the job's end, and holds it to this: each round once, each site once in it, and nothing left over.
+        """Waits for the job's end and holds it to this: each round once, each site once in it, and nothing left over.
 
-        With `expected`, what the job has learnt must be that to the last bit.
+        With `expected`, what the job has learnt must be that, to the last bit.
         """
-        steps = self.over(job)
-        with StoreReader(self.url) as store:
-            record = store.job(job)
-            (final,) = (model for model in store.models() if model.job == job)
-        assert record is not None
-        assert (record.state, record.next_step) == (JobState.FINISHED, len(steps) + 1)
-        rounds = [(kind, number) for number in range(1, record.round + 1) for kind in (StepKind.TRAIN, StepKind.EVALUATE)]
-        assert [(step.kind, step.round) for step in steps] == [(StepKind.STATISTICS, 0), *rounds]
+        record, steps = self.over(job)
+        assert (record.state, record.next_step) == (JobState.FINISHED, len(steps) + 1), record.reason
+        rounds = range(1, parse(record.text).rounds.maximum + 1)
+        both = [(kind, number) for number in rounds for kind in (StepKind.TRAIN, StepKind.EVALUATE)]
+        assert [(step.kind, step.round) for step in steps] == [(StepKind.STATISTICS, 0), *both]
         assert [step.step for step in steps] == list(range(1, len(steps) + 1))
         for step in steps:
             assert [share.site for share in step.shares] == list(SITES), f"step {step.step}"
-        content = BlobStore(self.payloads / "jobs" / job).get(final.payload)
-        assert BlobRef.of(content) == final.payload
         if expected is not None:
             assert learnt(steps) == tuple(expected)
-            self.until(lambda: not self.leftovers(job), "what is not needed to go")
-            assert self.leftovers(job) == []
+        with StoreReader(self.url) as store:
+            (final,) = (model for model in store.models() if model.job == job)
+        assert BlobRef.of(BlobStore(self.payloads / "jobs" / job).get(final.payload)) == final.payload
+        self.nothing_left(job)
         return steps
+
+    def nothing_left(self, job: str) -> None:
+        """Returns once a job that is over has left nothing behind that is not needed."""
+        self.until(lambda: not self.leftovers(job), f"the last of {self.leftovers(job)} to go")
 
     def leftovers(self, job: str) -> list[str]:
         """Payloads, results and notes that a job that is over has left where they are needed no more."""
@@ -350,7 +375,7 @@ class Study:
         orphans = [path for path in files if path.name not in kept.get(path.parent.name, ())]
         orphans += [path for path in (self.payloads / "spool").rglob("*") if path.is_file()]
         for name in SITES:
-            site = self.founded.site(name)
+            site = self.founded.home(name).site.folder
             orphans += [*(site / "work").glob(f"{job}*"), *(site / "journal").glob(f"{job}*")]
         return [str(path) for path in orphans]
 
@@ -378,35 +403,32 @@ def _named(record: JobRecord) -> set[str]:
 # --------------------------------------------------------------------------------------------------------- at random
 
 
-def soak(minutes: float, seed: int, pause: float = 0.02) -> None:
-    """Runs one job after another while processes are killed; prints what was done, and fails at what was lost or doubled."""
+def soak(minutes: float, seed: int) -> None:
+    """Runs one job after another while processes are killed; fails at the first that lost or doubled something."""
     draw = random.Random(seed)
-    end = time.monotonic() + 60 * minutes
-    jobs = 0
-    with tempfile.TemporaryDirectory(prefix="parley-kills-") as folder, found(Path(folder), pause) as founded:
+    end, strike = time.monotonic() + 60 * minutes, 0.0
+    with tempfile.TemporaryDirectory(prefix="parley-kills-") as folder, found(Path(folder), pause=0.02) as founded:
         study = Study.of(founded, Path(folder))
         processes = (study.coordinator, *founded.sites.values())
+
+        def killed() -> bool:
+            """Kills one process or several when it is time to; never tells that something holds."""
+            nonlocal strike
+            if time.monotonic() > strike:
+                strike = time.monotonic() + draw.expovariate(1 / 1.5)
+                for process in draw.sample(processes, draw.choice((1, 1, 1, 2, 4))):
+                    process.kill()
+            return False
+
         with study.serving():
             expected = learnt(study.exactly_once(study.submit()))
+            jobs = 0
             while time.monotonic() < end:
                 job = study.submit()
-                with StoreReader(study.url) as store:
-                    strike = time.monotonic() + draw.expovariate(1 / 1.0)
-
-                    def ended() -> bool:
-                        nonlocal strike
-                        if time.monotonic() > strike:
-                            for process in draw.sample(processes, draw.choice((1, 1, 1, 2, 4))):
-                                process.kill()
-                            strike = time.monotonic() + draw.expovariate(1 / 1.5)
-                        record = store.job(job)
-                        return record is not None and record.state.over
-
-                    study.until(ended, f"the end of job {job}", patience=10 * PATIENCE)
-                study.exactly_once(job, expected)
+                study.exactly_once(job, expected, meanwhile=killed)
                 jobs += 1
-                deaths = ", ".join(f"{process.command[0]} {process.log.stem} {process.deaths}" for process in processes)
-                print(f"{jobs} jobs, each exactly once; killed: {deaths}", flush=True)  # noqa: T201 - its output
+                deaths = ", ".join(f"{process.log.stem} {process.deaths}" for process in processes)
+                print(f"{jobs} jobs, each round of each exactly once; kills: {deaths}", flush=True)  # noqa: T201 - its output
 
 
 def main() -> None:

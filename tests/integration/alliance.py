@@ -302,7 +302,7 @@ class Alliance:
         """Newcomers join, in processes of their own, and the administrator approves them."""
         joining = [started(self.home(name), role, "join", self.invitation(name, "--role", role)) for name in names]
         for name, process in zip(names, joining, strict=True):
-            until(lambda name=name: name in [each["name"] for each in self.pending()])  # type: ignore[misc] - bound
+            self.until_pending(name)
             self.admin_does("consortium", "approve", name, "--yes", *self.unlocked)
             said = self._good(ended(process))
             assert f"{name} is a member of study." in said.out
@@ -311,6 +311,10 @@ class Alliance:
         """Who waits for approval."""
         found: list[dict[str, Any]] = self.admin_does("consortium", "pending", "--json").json
         return found
+
+    def until_pending(self, name: str) -> None:
+        """Returns once a newcomer of this name waits for approval."""
+        until(lambda: name in [each["name"] for each in self.pending()], lambda: f"{name} does not ask to join")
 
     def gives(self, name: str, table: pd.DataFrame, location: str, *options: str) -> None:
         """A site registers its data as `patients`."""

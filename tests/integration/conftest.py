@@ -11,7 +11,7 @@ from tests.integration.alliance import SITES, Alliance, patients
 
 @pytest.fixture(scope="session")
 def alliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alliance]:
-    """A coordinator and three sites that attend: one with a CSV file, one with Parquet and gaps, one with a database."""
+    """A coordinator and three sites that attend: one with CSV, one with Parquet and gaps, one with a database."""
     alliance = Alliance(tmp_path_factory.mktemp("alliance"))
     try:
         alliance.found()

@@ -50,7 +50,7 @@ def test_more_than_two_classes_are_learnt(alliance: Alliance) -> None:
         epochs=10,
     )
     view = alliance.finished(alliance.submit(text))
-    tests = [table[table["split"] == "test"]["stage"] for table in alliance.tables.values()]
+    tests = [table[table["split"] == "test"]["stage"] for name, table in alliance.tables.items() if name in SITES]
     commonest = max(sum((labels == each).sum() for labels in tests) for each in "abc") / sum(map(len, tests))
     assert alliance.metrics(view, 3)["accuracy"] > commonest
 

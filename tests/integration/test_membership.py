@@ -1,12 +1,12 @@
 """Invitations and members: what is expired, reused, forged, taken, foreign or revoked is refused in its own words."""
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -88,8 +88,7 @@ def test_an_invitation_serves_one_newcomer(alliance: Alliance, newcomer: Newcome
     invitation = alliance.invitation("oslo")
     first = started(alliance.home("oslo"), "site", "join", invitation)
     try:
-        while not any(each["name"] == "oslo" for each in alliance.pending()):
-            assert first.poll() is None
+        alliance.until_pending("oslo")
         said = newcomer.join(invitation)
         assert said.code == 1
         assert "the invitation for oslo was used already, with other keys" in said.err
@@ -167,7 +166,7 @@ async def _asked(own: Line) -> None:
 
 
 def test_a_revoked_member_s_stream_closes_and_it_cannot_come_back(alliance: Alliance) -> None:
-    """`site run` ends with exit code 1 and says so; so does the next one; its name is free and the list is published."""
+    """`site run` ends with exit code 1 and says so; so does the next one; the name is free, the list is published."""
     alliance.enrol("essen")
     essen = alliance.attends("essen")
     said = alliance.admin_does("consortium", "revoke", "essen", *alliance.unlocked)
@@ -194,8 +193,7 @@ def test_an_operator_joins_and_a_site_is_no_operator(alliance: Alliance) -> None
     assert "this invitation is for the role operator" in said.err
     assert "use: parley operator join INVITATION" in said.err
     joining = started(alliance.home("rita"), "operator", "join", invitation)
-    while not any(each["name"] == "rita" for each in alliance.pending()):
-        assert joining.poll() is None
+    alliance.until_pending("rita")
     alliance.admin_does("consortium", "approve", "rita", "--yes", *alliance.unlocked)
     said = ended(joining)
     assert said.code == 0
@@ -230,12 +228,12 @@ def _running(home: Path, log: Path) -> Iterator[Running]:
         running.kill()
 
 
-def _lines_until(process: "subprocess.Popen[str]", words: str) -> str:
+def _lines_until(process: Popen[str], words: str) -> str:
     """What a process says on standard error up to the line with `words`."""
     said = ""
     assert process.stderr is not None
-    for line in process.stderr:
-        said += line
-        if words in line:
+    for told in process.stderr:
+        said += told
+        if words in told:
             return said
     raise AssertionError(said)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client.proxy import Proxy
 from federation import codec
 from federation.errors import IdentityError, StorageError, UnreachableError
 from federation.messages import Credential, Jobs, ListJobs, Role
@@ -40,13 +41,14 @@ def home(consortium: Consortium, tmp_path: Path) -> Callable[[str, Role], Member
 
 def test_a_members_line_is_its_homes(consortium: Consortium, home: Callable[..., MemberHome]) -> None:
     """Address, the coordinator's name in TLS, the one trusted root, its keys and its statement."""
-    me = home("hub.example.org:8443").load()
-    dialled = line(me, "http://proxy:3128")
+    member = home("hub.example.org:8443")
+    me = member.load()
+    dialled = line(member, "http://proxy:3128")
     assert (dialled.address, dialled.tls_name) == ("hub.example.org:8443", "hub.heart-study.parley")
     assert dialled.root_certificate == consortium.root.certificate_pem
     assert (dialled.certificate, dialled.tls_key) == (me.certificate, me.keys.tls_pem)
     assert codec.decode(type(me.statement), dialled.statement) == me.statement
-    assert (dialled.proxy, line(me).proxy) == ("http://proxy:3128", "")
+    assert dialled.proxy == Proxy("proxy", 3128, "--proxy")
     assert dialled.tls_name == identity.tls_name("hub", "heart-study")
 
 

@@ -239,7 +239,7 @@ def test_what_is_no_request_admits_nobody(founded: Founded, pasted: str) -> None
     assert "`parley coordinator init` printed" in error.fix
 
 
-# --------------------------------------------------------------------------------- what needs a coordinator that is away
+# -------------------------------------------------------------------------------- what needs a coordinator that is away
 
 
 @pytest.mark.parametrize("arguments", [("pending",), ("approve", "athens"), ("publish",)])

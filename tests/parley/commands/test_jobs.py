@@ -17,6 +17,13 @@ from parley.commands.jobs import drawn, initial_model
 from tests.parley.commands.calls import refused
 from tests.parley.commands.conftest import Founded
 
+
+def _site(name: str, state: str, *, seconds: float = 0.0, count: int = 0, trouble: str = "") -> SiteView:
+    here = state != "away"
+    seen = 1.0 if here else 0.0
+    return SiteView(name, name, here, state, last_seen=seen, seconds=seconds, bytes=count, trouble=trouble)
+
+
 VIEW = JobView(
     id="risk-1",
     name="risk",
@@ -29,8 +36,8 @@ VIEW = JobView(
     seconds=3.25,
     text="",
     sites=(
-        SiteView("athens", "athens", True, "ready", 1.0, 0.25, 1_500, ""),
-        SiteView("berlin", "berlin", False, "away", 0.0, 0.0, 2_500_000, "refused: data: [/] stands in [brackets]"),
+        _site("athens", "ready", seconds=0.25, count=1_500),
+        _site("berlin", "away", count=2_500_000, trouble="refused: data: [/] stands in [brackets]"),
     ),
     history=(
         RoundView(1, (Metric("loss", 0.5), Metric("auc", 0.81234)), 2, 1.0, 10),
@@ -53,14 +60,10 @@ def test_a_job_is_drawn_with_a_row_for_each_site() -> None:
     assert "waiting for berlin" in told
     assert "round 2: being evaluated" in told
     assert "best so far: round 1: loss 0.5  auc 0.8123" in told
-    rows = {
-        name: re.split(r"\s*│\s*", line)
-        for line in told.splitlines()
-        for name in ("athens", "berlin")
-        if name in line and "│" in line
-    }
-    assert rows["athens"][1:7] == ["athens", "ready", "now", "0.25", "1.5 kB", "-"]
-    assert rows["berlin"][1:7] == ["berlin", "away", "never", "-", "2.5 MB", "refused: data: [/] stands in [brackets]"]
+    lines = [re.split(r"\s*│\s*", line) for line in told.splitlines() if "│" in line]
+    rows = {cells[1]: cells[1:7] for cells in lines}
+    assert rows["athens"] == ["athens", "ready", "now", "0.25", "1.5 kB", "-"]
+    assert rows["berlin"] == ["berlin", "away", "never", "-", "2.5 MB", "refused: data: [/] stands in [brackets]"]
 
 
 def test_a_job_that_has_not_begun_is_drawn_without_metrics() -> None:
