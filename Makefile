@@ -46,7 +46,7 @@ demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" lea
 
 test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
-	@$(BIN)/python -m pytest --cov --cov-report=term
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
 
 lint: setup proto-check ## Style, types, import layers, and that generated code is up to date
 	@$(BIN)/ruff check

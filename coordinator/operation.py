@@ -18,6 +18,7 @@ from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
 from federation.errors import ConfigurationError, RemoteProtocolError, WhoActs
+from federation.findings import brief
 from federation.job import parse
 from federation.messages import (
     ApproveEnrolment,
@@ -231,7 +232,7 @@ class Operation:
             self._attendance.view(member, self._conductor),
             seconds=sum(share.seconds for share in shares[-1:]),
             bytes=sum(share.bytes for share in shares),
-            trouble=f"refused: {findings[0].problem}" if findings else trouble,
+            trouble=f"refused: {brief(findings)}" if findings else trouble,
         )
 
     async def _model(self, name: str) -> ModelView:

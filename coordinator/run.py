@@ -26,7 +26,7 @@ from coordinator.round import (
 )
 from federation.blobs import BlobRef
 from federation.errors import LocalProtocolError, RemoteProtocolError, WhoActs
-from federation.findings import Finding
+from federation.findings import Finding, brief
 from federation.job import Job
 from federation.job import digest as digest_of
 from federation.messages import (
@@ -467,11 +467,11 @@ class Run:
     def _refused(self, site: str, findings: tuple[Finding, ...], now: float) -> tuple[Effect, ...]:
         known = self._sites[site]
         known.answer, known.findings = "refused", findings
-        known.trouble = f"refused: {_told(findings)}"
+        known.trouble = f"refused: {brief(findings)}"
         effects: tuple[Effect, ...] = (SaveSite(JobSite(site, "refused", findings)),)
         refused = [name for name, each in self._sites.items() if each.answer == "refused"]
         if cohort.hopeless(self._sites, refused, self.job.cohort.needed if self.record.started else self._minimum):
-            told = "; ".join(f"{name}: {_told(self._sites[name].findings)}" for name in sorted(refused))
+            told = "; ".join(f"{name}: {brief(self._sites[name].findings)}" for name in sorted(refused))
             return (*effects, *self._end(JobState.FAILED, f"too many sites refused the job ({told})", now))
         if self._round is not None and self._round.expects(site):
             self._round.receive(SiteDeclined(site, DeclineCause.POLICY))
@@ -814,12 +814,6 @@ class Run:
                 return {StepKind.TRAIN: "training", StepKind.EVALUATE: "evaluating"}.get(self._kind, "counting")
             return site.phase.value if site.phase is not None else "asked"
         return "ready"
-
-
-def _told(findings: tuple[Finding, ...]) -> str:
-    """What a site found first, how to mend it, and how much more it found."""
-    first, more = findings[0], len(findings) - 1
-    return f"{first.path}: {first.problem} ({first.fix}){f' and {more} more' if more else ''}"
 
 
 def _short(words: str) -> str:

@@ -1,12 +1,12 @@
 """What a contract check finds at a site: precise words for its administrator that show no record."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from federation.errors import RemoteProtocolError
 
-__all__ = ["Finding", "refusals", "rows", "told"]
+__all__ = ["Finding", "brief", "refusals", "rows", "told"]
 
 Level = Literal["refusal", "warning"]
 
@@ -46,6 +46,12 @@ def rows(count: int) -> str:
 def refusals(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Those findings that refuse the job."""
     return tuple(finding for finding in findings if finding.level == "refusal")
+
+
+def brief(findings: Sequence[Finding]) -> str:
+    """The first of some findings, how to mend it, and how many more there are."""
+    first, more = findings[0], len(findings) - 1
+    return f"{first.path}: {first.problem} ({first.fix}){f' and {more} more' if more else ''}"
 
 
 def told(findings: Iterable[Finding]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from coordinator.coordinator import Coordinator
 from coordinator.service import serve
 from coordinator.store import Store, url_in
 from tests.consortium import Consortium, Running, Site, free_port, prepared
+
+os.environ.pop("COLUMNS", None)  # rich takes a width set when it is imported for good; tests set their own later
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -41,8 +44,9 @@ def running(consortium: Consortium, tmp_path: Path) -> Callable[..., AbstractAsy
             try:
                 yield Running(consortium, coordinator, store, tmp_path, port)
             finally:
-                await coordinator.close()
+                await coordinator.leave()
                 await server.stop(grace=None)
+                await coordinator.close()
 
     return served
 

@@ -1,8 +1,8 @@
-"""Runs a command of Parley's that dies at a given point of its work: SIGKILL before or after the N-th call of a function.
+"""Runs a command of Parley's that dies at a given point of its work: before or after the N-th call of a function.
 
 `python tests/faults/killing.py POINT N [OPTIONS] -- ARGUMENTS...` is `parley ARGUMENTS...` but for that. POINT is
 `before:MODULE:FUNCTION` or `after:MODULE:FUNCTION`, or `never`; a `?CLASS` behind it counts only the calls that have an
-argument of a class of this name. The product knows nothing of it.
+argument of a class of this name. It dies by SIGKILL, and the product knows nothing of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import coordinator.coordinator
 import coordinator.service
 import coordinator.store
 import coordinator.worker
-import parley.command_line
+import parley.command_line  # noqa: F401 - loaded before the processes fork, like all the others
 from client.backoff import Backoff
 from client.training import protocol
 from federation import blobs, plugins
@@ -107,7 +107,7 @@ class Point:
 
 
 class LightWork:
-    """Stands where the trainer stands. What it answers follows from the site's name and the very bytes that it is given.
+    """Stands where the trainer stands. Its answers follow from the site's name and the very bytes that it is given.
 
     So an update that was lost, doubled, or made from another model shows in every model after it, to the last bit.
     """
@@ -127,11 +127,11 @@ class LightWork:
                 draw = self._draw(b"")
                 values = np.array([10.0, draw.uniform(-5, 5), draw.uniform(5, 10)], dtype="<f8")
             case protocol.Train():
-                model = await asyncio.to_thread(Path(request.model).read_bytes)
-                draw = self._draw(model + Path(request.preparation).read_bytes())
+                model = await _content(request.model)
+                draw = self._draw(model + await _content(request.preparation))
                 values = draw.standard_normal(from_safetensors(model)[0].size).astype("<f4")
             case protocol.Evaluate():
-                draw = self._draw(Path(request.model).read_bytes())
+                draw = self._draw(await _content(request.model))
                 values = _evaluation(request.subject.job, int(draw.integers(2**32)))
             case _:
                 assert_never(request)
@@ -144,6 +144,10 @@ class LightWork:
 
     def _draw(self, given: bytes) -> np.random.Generator:
         return np.random.default_rng(list(hashlib.sha256(self._name.encode() + given).digest()))
+
+
+async def _content(path: str) -> bytes:
+    return await asyncio.to_thread(Path(path).read_bytes)
 
 
 @lru_cache(maxsize=8)
@@ -174,9 +178,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("count", metavar="N", type=int, help="which call of it")
     parser.add_argument("--light", type=float, metavar="SECONDS", help="work without torch; each piece takes so long")
     parser.add_argument("--set-back", type=float, metavar="SECONDS", help="at the point set the clock back instead")
+    parser.add_argument("--obedient", action="store_true", help="root, too, writes only where its files' modes let it")
     parser.add_argument("command", nargs="+", metavar="ARGUMENTS", help="of parley")
     given = parser.parse_args(arguments)
     _hurry()
+    if given.obedient:
+        _obey_modes()
     if given.light is not None:
         LightWork.pause = given.light
         client.agent.Trainer = LightWork  # type: ignore[assignment,misc] - stands in its place
@@ -194,6 +201,25 @@ def _die() -> None:
 def _set_back(seconds: float) -> None:
     right = time.time
     time.time = lambda: right() - seconds
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("process", ctypes.c_int))
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def _obey_modes() -> None:
+    """Gives up root's right to read and write what a file's mode forbids: capabilities(7), CAP_DAC_*."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header, held = _CapabilityHeader(0x20080522, 0), (_Capabilities * 2)()
+    library.capget(ctypes.byref(header), held)
+    for kind in ("effective", "permitted"):
+        setattr(held[0], kind, getattr(held[0], kind) & ~0b110)
+    if library.capset(ctypes.byref(header), held) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def _hurry() -> None:

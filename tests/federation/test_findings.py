@@ -1,7 +1,7 @@
 import pytest
 
 from federation.errors import RemoteProtocolError
-from federation.findings import Finding, refusals, rows, told
+from federation.findings import Finding, brief, refusals, rows, told
 
 
 def test_small_counts_are_not_told() -> None:
@@ -17,6 +17,13 @@ def test_a_finding_reads_as_place_problem_and_fix() -> None:
     )
     assert told([refusal, warning]) == "data.label: is missing; add it\ndata.split: is small; none"
     assert refusals([refusal, warning]) == (refusal,)
+
+
+def test_many_findings_are_told_in_brief_by_the_first() -> None:
+    """Where a line must do: place, problem, remedy, and how many more wait."""
+    label, split = Finding("data.label", "is missing", "add it"), Finding("data.split", "is small", "none")
+    assert brief([label]) == "data.label: is missing (add it)"
+    assert brief([label, split, split]) == "data.label: is missing (add it) and 2 more"
 
 
 def test_a_finding_that_no_check_writes_is_refused() -> None:
