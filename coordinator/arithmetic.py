@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import assert_never
 
+from coordinator.events import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.memory import Memory
-from coordinator.run import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from federation import plugins
 from federation.blobs import BlobStore
 from federation.errors import ConfigurationError, ParleyError, RemoteProtocolError

@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 
 from coordinator import registry
 from coordinator.arithmetic import Arithmetic
-from coordinator.records import JobRecord, StepRecord
-from coordinator.run import (
+from coordinator.events import (
     Broken,
     Commit,
     Committed,
@@ -25,7 +24,6 @@ from coordinator.run import (
     Effect,
     Event,
     NotCommitted,
-    Run,
     SaveSite,
     SaveState,
     Send,
@@ -34,6 +32,8 @@ from coordinator.run import (
     SiteLeft,
     TimeUp,
 )
+from coordinator.records import JobRecord, StepRecord
+from coordinator.run import Run
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
@@ -337,6 +337,7 @@ class Conductor:
     async def _commit(self, conducted: Conducted, record: StepRecord) -> None:
         run, before = conducted.run, conducted.run.record
         what = f"step {record.step} of job {run.id}"
+        record = replace(record, ended=max(record.started, record.ended))  # the clock may have been set back in it
         if record.final is not None:
             final = record.final
             card = partial(registry.card, before, run.job, record, conducted.blobs)
@@ -353,15 +354,19 @@ class Conductor:
         if record.state.over:
             _log_state(run.id, record.state, record.reason)
             self._retire(conducted)
-        await self._sums.do(partial(self._tidy, conducted, before, run.record, record.step))
+        await self._sums.do(partial(self._tidy, conducted, run.record, record.step))
 
-    def _tidy(self, conducted: Conducted, before: JobRecord, after: JobRecord, step: int) -> None:
+    def _tidy(self, conducted: Conducted, after: JobRecord, step: int) -> None:
         """Drops payloads that no later step, restart or reader needs; the next step has begun meanwhile."""
-        needed = {after.model, after.best_model, after.initial_model, after.strategy_state, after.preparation}
-        for ref in {before.model, before.best_model, before.strategy_state} - needed:
-            if ref is not None:
-                conducted.blobs.drop(ref)
-        spool = self._folder / "spool" / conducted.run.id
+        refs = (after.model, after.best_model, after.initial_model, after.strategy_state, after.preparation)
+        needed = {ref.hex for ref in refs if ref is not None}
+        try:
+            for path in conducted.blobs.folder.iterdir():
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+        except OSError as refused:  # they go after the next step, or at the next start
+            log.warning("cannot drop what job %s needs no more: %s", after.id, refused)
+        spool = self._folder / "spool" / after.id
         _clear(spool if after.state.over else spool / str(step))
 
     def _retire(self, conducted: Conducted) -> None:

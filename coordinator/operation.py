@@ -11,9 +11,9 @@ from typing import assert_never
 
 from coordinator.attendance import Attendance
 from coordinator.conduct import Conductor, rounds_of
+from coordinator.events import StopAsked
 from coordinator.members import Members
 from coordinator.records import JobRecord, ModelRecord, Outcome, StepRecord
-from coordinator.run import StopAsked
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from rich.live import Live
 from rich.table import Table
 
 from client.connection import Connection
@@ -35,7 +33,7 @@ from federation.messages import (
     Role,
     Sites,
 )
-from parley.commands.jobs import drawn, submit_text
+from parley.commands.jobs import screen, submit_text
 from parley.commands.site import approved, door, install
 from parley.dialling import line
 from parley.heart import baselines, data
@@ -106,7 +104,7 @@ def demo(*, seeds: int, keep: bool, data_file: Path | None, as_json: bool) -> No
             emit(result)
         else:
             _print(federated, pooled, alone, result)
-            _print_next(folder, keep=keep)
+            _print_next(folder, consortium.processes if keep else ())
     except BaseException:
         consortium.end()
         errors.print(f"The processes' logs are in {folder / 'logs'}")
@@ -130,9 +128,8 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _cpu_seconds() -> float:
-    """CPU seconds of this process and of all its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    """CPU seconds of this process and of all its children that have ended (which Windows does not tell)."""
+    return sum(os.times()[:4])
 
 
 class _Consortium:
@@ -142,6 +139,11 @@ class _Consortium:
         self.folder = folder
         self.hub = Home(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The running processes' ids."""
+        return tuple(process.pid for process in self._processes)
 
     def found(self, files: dict[str, Path]) -> None:
         """Makes root, coordinator and four members, and starts their processes."""
@@ -165,11 +167,12 @@ class _Consortium:
         """Each hospital makes its keys and asks; the administrator approves; each picks its membership up."""
         now = int(time.time())
         joining = []
-        for site, home in homes.items():
-            invitation = consortium.invite(site, site, Role.SITE, now=now)
-            request = identity.make_request(invitation, home.site.begin(), "demo")
-            joining.append((invitation, home, asyncio.create_task(approved(door(invitation), request))))
         async with Connection.opened(line(self.hub.operator)) as operator:
+            await self._pending(operator, 0)  # the coordinator answers: no hospital dials in vain, and none says so
+            for site, home in homes.items():
+                invitation = consortium.invite(site, site, Role.SITE, now=now)
+                request = identity.make_request(invitation, home.site.begin(), "demo")
+                joining.append((invitation, home, asyncio.create_task(approved(door(invitation), request))))
             requests = await self._pending(operator, len(homes))
             for request in requests:
                 member = consortium.approve(request, now=now)
@@ -239,10 +242,10 @@ class _Consortium:
     async def _watched(self, job: str, *, live: bool) -> JobView:
         view: JobView | None = None
         async with Connection.opened(line(self.hub.operator)) as operator:
-            with Live(console=errors, transient=False) if live else nullcontext() as screen:
+            with screen(errors) if live else nullcontext() as show:
                 async for view in operator.watch(job):
-                    if screen is not None:
-                        screen.update(drawn(view))
+                    if show is not None:
+                        show(view)
         if view is None:
             raise ParleyError(f"the coordinator showed nothing of job {job}")
         return view
@@ -283,8 +286,8 @@ def _print(federated: _Score, pooled: _Score, alone: dict[str, _Score], result: 
     )
 
 
-def _print_next(folder: Path, *, keep: bool) -> None:
-    if not keep:
+def _print_next(folder: Path, processes: tuple[int, ...]) -> None:
+    if not processes:
         console.print("To look around in the running consortium:  parley demo --keep")
         return
     console.print("Coordinator and hospitals go on running. Look around:")
@@ -293,7 +296,7 @@ def _print_next(folder: Path, *, keep: bool) -> None:
         "parley job list",
         "parley model list",
         "parley dashboard",
-        f"pkill -f {folder}    # ends them",
+        f"kill {' '.join(map(str, processes))}    # ends them",
     ):
         console.print(f"  {command}", highlight=False)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from client.connection import Connection
@@ -35,7 +35,7 @@ from parley.dialling import ask, line
 from parley.homes import MemberHome
 from parley.terminal import HomeOption, JsonOption, ago, console, emit, home, moment, run
 
-__all__ = ["app", "drawn", "initial_model", "submit_text", "watched"]
+__all__ = ["app", "drawn", "initial_model", "screen", "submit_text", "watched"]
 
 app = typer.Typer(no_args_is_help=True, help="Write, check, submit and watch jobs (researcher, operator).")
 app.command("new")(job_files.new)
@@ -173,7 +173,7 @@ def _watch(operator: MemberHome, job: str, *, as_json: bool) -> None:
 async def _live(operator: MemberHome, job: str) -> JobView:
     view: JobView | None = None
     async with Connection.opened(line(operator)) as connection:
-        with _screen() as show:
+        with screen(console) as show:
             async for view in connection.watch(job):
                 show(view)
     if view is None:
@@ -182,10 +182,10 @@ async def _live(operator: MemberHome, job: str) -> JobView:
 
 
 @contextmanager
-def _screen() -> Iterator[Callable[[JobView], None]]:
+def screen(to: Console) -> Iterator[Callable[[JobView], None]]:
     """Shows views: in place at a terminal; elsewhere a line for each new round or state, and the last one whole."""
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=10, vertical_overflow="visible") as live:
+    if to.is_terminal:
+        with Live(console=to, refresh_per_second=10, vertical_overflow="visible") as live:
             yield lambda view: live.update(drawn(view))
         return
     told = ""
@@ -194,9 +194,9 @@ def _screen() -> Iterator[Callable[[JobView], None]]:
         nonlocal told
         news = f"{view.id}  {view.state.value}  round {view.round} of {view.rounds}"
         if view.state.over:
-            console.print(drawn(view))
+            to.print(drawn(view))
         elif news != told:
-            console.print(news, highlight=False)
+            to.print(news, highlight=False)
         told = news
 
     yield show
@@ -226,7 +226,7 @@ def drawn(view: JobView) -> Group:
         )
     if view.best_round:
         parts.append(Text(f"best so far: round {view.best_round}: {_metrics(_best(view))}"))
-    table = Table("site", "state", "last seen", "seconds", "bytes", Column("what holds it back", min_width=24))
+    table = Table("site", "state", "last seen", "seconds", "bytes", "what holds it back")
     for site in view.sites:
         table.add_row(*map(Text, _row(site)), style="yellow" if site.trouble else "")  # as Text: sites write no markup
     return Group(*parts, table)

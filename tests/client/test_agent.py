@@ -19,8 +19,8 @@ from client.backoff import Backoff
 from client.session import SiteIdentity
 from client.training.protocol import CheckData, ComputeStatistics, Done, Evaluate, Failed, Train, Warm
 from coordinator import attendance
+from coordinator.events import StopAsked
 from coordinator.records import Outcome
-from coordinator.run import StopAsked
 from federation.blobs import CHUNK, BlobRef, BlobStore
 from federation.errors import IdentityError, ParleyError, StorageError, WhoActs
 from federation.findings import Finding

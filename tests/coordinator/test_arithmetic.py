@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from coordinator.arithmetic import Arithmetic
+from coordinator.events import Broken, Complete, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.round import Contributed
-from coordinator.run import Broken, Complete, Lengths, Measured, Prepared, Rejected, Stepped
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import StorageError
 from federation.job import parse

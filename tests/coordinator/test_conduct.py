@@ -13,8 +13,8 @@ import pytest
 
 from coordinator import worker
 from coordinator.conduct import rounds_of
+from coordinator.events import StopAsked
 from coordinator.records import Outcome
-from coordinator.run import StopAsked
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import StorageError
 from federation.messages import (
@@ -37,7 +37,7 @@ from tests.consortium import Answer, Consortium, Person, Running, Site, prepared
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from coordinator.run import Complete
+    from coordinator.events import Complete
 
 Serving = Callable[..., AbstractAsyncContextManager[Running]]
 Sites = Callable[..., Site]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
-from coordinator.run import (
+from coordinator.events import (
     Answer,
     Broken,
     Commit,
@@ -24,7 +23,6 @@ from coordinator.run import (
     Measured,
     Prepared,
     Rejected,
-    Run,
     SaveSite,
     SaveState,
     Send,
@@ -35,6 +33,8 @@ from coordinator.run import (
     StopAsked,
     TimeUp,
 )
+from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
+from coordinator.run import Run
 from coordinator.store import Store, url_in
 from federation import job
 from federation.blobs import BlobRef

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.connection import Connection
 from coordinator import service
-from coordinator.run import StopAsked
+from coordinator.events import StopAsked
 from coordinator.service import serve
 from federation import codec
 from federation.blobs import CHUNK, BlobRef, BlobStore

@@ -49,7 +49,7 @@ __all__ = ["ROUNDS", "SITES", "Founded", "Process", "Study", "found", "job_text"
 
 SITES = ("a", "b", "c")
 ROUNDS = 3
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which what is waited for counts as never coming; machines that run tests may be very busy."""
 
 _DAY = 24 * 3600
@@ -419,12 +419,17 @@ def _named(record: JobRecord) -> set[str]:
 # --------------------------------------------------------------------------------------------------------- at random
 
 
-def soak(minutes: float, seed: int) -> None:
-    """Runs one job after another while processes are killed; fails at the first that lost or doubled something."""
+def soak(minutes: float, seed: int, url: str) -> None:
+    """Runs one job after another while processes are killed; fails at the first that lost or doubled something.
+
+    The store is a file, or at `url`, where there must be none yet.
+    """
     draw = random.Random(seed)  # noqa: S311 - so that a seed tells what to repeat
     end, due = time.monotonic() + 60 * minutes, 0.0
     with tempfile.TemporaryDirectory(prefix="parley-kills-") as folder, found(Path(folder), pause=0.02) as founded:
-        study = Study.of(founded, Path(folder))
+        study = Study.of(founded, Path(folder), url)
+        if url:
+            founded.introduce(url)
         processes = (study.coordinator, *founded.sites.values())
 
         def strike() -> None:
@@ -451,8 +456,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", default="", help="the URL of an empty database [default: a file]")
     given = parser.parse_args()
-    soak(given.minutes, given.seed)
+    soak(given.minutes, given.seed, given.store)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from federation.messages import (
 )
 from federation.vector import Layout, TensorSpec
 from parley.commands.site import approved, door
-from parley.dialling import ask, line
+from parley.dialling import line
 from parley.homes import Home
 from privacy import identity
 from tests.faults.outside import SITES, Founded, Process, Study, found, job_text, learnt
@@ -506,12 +506,12 @@ def test_a_clock_that_is_set_back_changes_nothing(
     if where == "site":
         site.end()
         site.start(f"before:{AGENT}._train 2 {back}")
-    with in_file.serving(*([f"before:{STORE}.commit_step 2 {back}"] if where == "coordinator" else [])):
+    with in_file.serving(*([f"before:{CONDUCT}.heard?Contribution 5 {back}"] if where == "coordinator" else [])):
         in_file.exactly_once(in_file.submit(), undisturbed)
         assert in_file.coordinator.deaths == 0
     if where == "coordinator":
         _, steps = in_file.over(in_file.jobs()[0].id)
-        assert steps[1].ended < steps[0].started, "the clock was not set back"
+        assert steps[2].started < steps[1].started, "the clock was not set back"
     site.end()
     site.start()
 

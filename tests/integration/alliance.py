@@ -190,7 +190,7 @@ def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "") -> No
     while not holds():
         if time.monotonic() > end:
             raise AssertionError(f"waited {PATIENCE:.0f} s in vain; {what()}")
-        time.sleep(0.1)  # other processes set no event here
+        time.sleep(0.2)  # other processes set no event here; asking costs them, and us, some 30 ms of a core
 
 
 @dataclass

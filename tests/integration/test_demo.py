@@ -50,3 +50,4 @@ def test_the_demo_learns_from_four_hospitals_what_one_place_would_learn(csv: Pat
     assert told["seconds"] > 0
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in run.stderr
+    assert "cannot be reached" not in run.stderr

@@ -55,12 +55,12 @@ def test_a_job_waits_for_a_site_that_ended_and_a_watcher_may_go(alliance: Allian
 
 def test_a_second_coordinator_cannot_take_the_store_or_the_port(alliance: Alliance, tmp_path: Path) -> None:
     """It says who holds the one, and how to find out who holds the other."""
-    said = command(alliance.home("hub"), "coordinator", "serve", "--listen", alliance.address)
+    said = ended(started(alliance.home("hub"), "coordinator", "serve", "--listen", alliance.address))
     assert (said.code, said.out) == (1, "")
     assert f"another coordinator (process {alliance.coordinator.process.pid} " in said.err
 
     shutil.copytree(alliance.home("hub") / "coordinator" / "identity", tmp_path / "coordinator" / "identity")
-    said = command(tmp_path, "coordinator", "serve", "--listen", alliance.address)
+    said = ended(started(tmp_path, "coordinator", "serve", "--listen", alliance.address))
     assert (said.code, said.out) == (1, "")
     assert f"cannot listen on {alliance.address}" in said.err
     assert "choose another with --listen" in said.err

@@ -208,7 +208,7 @@ def test_an_operator_joins_and_a_site_is_no_operator(alliance: Alliance) -> None
 def test_a_second_agent_of_a_site_is_refused(alliance: Alliance) -> None:
     """It would close the first one's stream and delete its work; the first goes on undisturbed."""
     before = alliance.sites["athens"].said
-    said = command(alliance.home("athens"), "site", "run")
+    said = ended(started(alliance.home("athens"), "site", "run"))
     assert said.code == 1
     assert "another agent of this site runs already" in said.err
     assert alliance.sites["athens"].said == before
