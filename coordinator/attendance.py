@@ -76,8 +76,8 @@ class Listener(Protocol):
     def arrived(self, site: str) -> None:
         """A site attends."""
 
-    def left(self, site: str) -> None:
-        """A site went away."""
+    def left(self, site: str, *, for_good: bool = False) -> None:
+        """A site went away, or was revoked."""
 
     def heard(self, site: str, message: FromSite) -> None:
         """A site said something about a job. May raise RemoteProtocolError, which the site is told."""
@@ -144,13 +144,13 @@ class Attendance:
         listener.arrived(member.name)
         return peer
 
-    def leave(self, peer: Peer, listener: Listener) -> None:
+    def leave(self, peer: Peer, listener: Listener, *, for_good: bool = False) -> None:
         """The stream of `peer` has ended."""
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
             log.info("%s went away", peer.name)
             self._note(peer.name, "away", connected=False)
-            listener.left(peer.name)
+            listener.left(peer.name, for_good=for_good)
 
     def hear(self, peer: Peer, message: FromSite, listener: Listener) -> None:
         """Takes in what a site says; what cannot be is answered with a refusal and changes nothing.
@@ -175,7 +175,7 @@ class Attendance:
         for peer in list(self._peers.values()):
             if peer.member.serial in revocations.serials:
                 peer.close(IdentityError(f"the membership of {peer.name} was revoked", fix="ask the administrator why"))
-                self.leave(peer, listener)
+                self.leave(peer, listener, for_good=True)
             else:
                 peer.send(revocations)
 

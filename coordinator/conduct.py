@@ -192,10 +192,10 @@ class Conductor:
             if site in roster:
                 self._post(site, message)  # it may have been away when the job ended
 
-    def left(self, site: str) -> None:
-        """A site went away."""
+    def left(self, site: str, *, for_good: bool = False) -> None:
+        """A site went away, or was revoked."""
         for name in self._with(site):
-            self.feed(name, SiteLeft(site))
+            self.feed(name, SiteLeft(site, for_good))
 
     def heard(self, site: str, message: FromSite) -> None:
         """A site said something about a job.

@@ -78,9 +78,10 @@ class SiteArrived:
 
 @dataclass(frozen=True, slots=True)
 class SiteLeft:
-    """A site's stream ended."""
+    """A site's stream ended; `for_good` when its membership was revoked: nobody waits for it any more."""
 
     site: str
+    for_good: bool = False
 
 
 Answer = JobAccepted | JobRefused | Progress | Contribution | Declined

@@ -207,12 +207,8 @@ class Run:
         match event:
             case SiteArrived(site):
                 return self._arrived(site, now)
-            case SiteLeft(site):
-                known = self._site(site)
-                known.attending = False
-                known.last_seen = now
-                known.phase = None
-                return self._advance(now)  # the job may have waited for this site's answer alone
+            case SiteLeft(site, for_good):
+                return self._left(site, now, for_good=for_good)
             case TimeUp(step, attempt):
                 if self._round is None or (step, attempt) != (self.record.next_step, self._attempt):
                     return ()
@@ -271,6 +267,18 @@ class Run:
         known.answer = ""  # it may have restarted and know of no job; one that refused may have been mended: ask again
         return (Send(site, JobOffer(self.id, self.record.text, self.record.roster)),)
 
+    def _left(self, site: str, now: float, *, for_good: bool) -> tuple[Effect, ...]:
+        known = self._site(site)
+        known.attending = False
+        known.last_seen = now
+        known.phase = None
+        if for_good:
+            known.trouble = "its membership was revoked"
+            if self._round is not None and self._round.expects(site):
+                self._round.receive(SiteDeclined(site, DeclineCause.POLICY))
+                return self._settled(now)
+        return self._advance(now)  # the job may have waited for this site's answer alone
+
     def _accepted(self, site: str, digest: bytes, now: float) -> tuple[Effect, ...]:
         if digest != self._digest:
             raise RemoteProtocolError(f"site {site} accepted another job file than job {self.id}'s")
@@ -288,14 +296,21 @@ class Run:
         known.answer, known.findings = "refused", findings
         known.trouble = f"refused: {brief(findings)}"
         effects: tuple[Effect, ...] = (SaveSite(JobSite(site, "refused", findings)),)
-        refused = [name for name, each in self._sites.items() if each.answer == "refused"]
-        if cohort.hopeless(self._sites, refused, self.job.cohort.needed if self.record.started else self._minimum):
-            told = "; ".join(f"{name}: {brief(self._sites[name].findings)}" for name in sorted(refused))
-            return (*effects, *self._end(JobState.FAILED, f"too many sites refused the job ({told})", now))
+        if self.record.started and (given_up := self._given_up(now)):
+            return (*effects, *given_up)
         if self._round is not None and self._round.expects(site):
             self._round.receive(SiteDeclined(site, DeclineCause.POLICY))
             return (*effects, *self._settled(now))
         return (*effects, *self._advance(now))
+
+    def _given_up(self, now: float) -> tuple[Effect, ...]:
+        """The end of a job that so many sites refused that it can never have enough, with what each of them said."""
+        refused = [name for name, each in self._sites.items() if each.answer == "refused"]
+        needed = self.job.cohort.needed if self.record.started else self._minimum
+        if not cohort.hopeless(self._sites, refused, needed):
+            return ()
+        told = "; ".join(f"{name}: {brief(self._sites[name].findings)}" for name in sorted(refused))
+        return self._end(JobState.FAILED, f"too many sites refused the job ({told})", now)
 
     # --------------------------------------------------------------------------------------------------- the steps
 
@@ -339,9 +354,11 @@ class Run:
         attending = [name for name, site in self._sites.items() if site.attending]
         effects: list[Effect] = []
         if not self.record.started:
-            undecided = any(self._sites[name].answer == "" for name in attending)
-            if undecided or cohort.missing(accepted, attending, self._minimum):
-                return ()
+            if any(self._sites[name].answer == "" for name in attending):
+                return ()  # whoever is here is heard first: also what each of them has against the job
+            given_up = self._given_up(now)
+            if given_up or cohort.missing(accepted, attending, self._minimum):
+                return given_up
             self.record = replace(self.record, started=now, state=JobState.RUNNING)
             effects.append(SaveState(JobState.RUNNING, ""))
         self._kind = self._next_kind()

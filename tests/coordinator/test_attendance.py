@@ -345,7 +345,8 @@ def test_a_revoked_site_that_does_not_read_is_not_heard(running: Serving, site: 
             heard: list[object] = []
 
             class Recorder:
-                def left(self, name: str) -> None:
+                def left(self, name: str, *, for_good: bool) -> None:
+                    assert for_good
                     heard.append(name)
 
                 def heard(self, *said: object) -> None:

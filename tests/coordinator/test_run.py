@@ -350,6 +350,9 @@ def test_a_reason_longer_than_a_message_is_cut(stage: Callable[..., Stage]) -> N
         here.feed(SiteArrived(site))
 
     here.refuse("athens", "x" * 1000)
+    assert not here.run.over  # the others are heard first
+    for site in SITES[1:]:
+        here.refuse(site, "y" * 1000)
 
     assert here.run.over
     assert len(here.run.view(here.now).reason) == 1000
@@ -500,6 +503,34 @@ def test_a_site_that_restarts_between_steps_is_waited_for_until_it_accepts(stage
     assert here.run.view(here.now).reason == "waiting for 1 more of 3 sites"
     here.accept("cork")
     assert [here.asked(site).step for site in SITES] == [2, 2, 2]
+
+
+def test_all_that_the_sites_have_against_a_job_is_told_at_once(stage: Callable[..., Stage]) -> None:
+    """A job that cannot be is not ended at the first word: its author mends it once, not once for each site."""
+    here = stage()
+    for site in SITES:
+        here.feed(SiteArrived(site))
+
+    here.refuse("athens", "the column age is missing")
+    here.accept("cork")
+    here.refuse("berlin", "it has too few rows")
+
+    assert here.run.over
+    assert "athens: data: the column age is missing" in here.run.record.reason
+    assert "berlin: data: it has too few rows" in here.run.record.reason
+
+
+def test_a_revoked_site_is_not_waited_for(stage: Callable[..., Stage]) -> None:
+    """Who left for good has declined: with a quorum the step closes at once, and people see why."""
+    here = stage(quorum=2)
+    here.attend(*SITES)
+    here.contribute("athens", "berlin")
+    assert not here.work
+
+    here.feed(SiteLeft("cork", for_good=True))
+
+    assert len(here.work) == 1
+    assert here.site("cork").trouble == "its membership was revoked"
 
 
 def test_a_site_that_refuses_during_a_step_is_not_waited_for(stage: Callable[..., Stage]) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -264,9 +265,15 @@ class Study:
             yield
         finally:
             self.coordinator.end()
+            self.store.close()
             for site in self.founded.sites.values():
                 site.fates.clear()
                 site.tend()
+
+    @cached_property
+    def store(self) -> StoreReader:
+        """The store as it stands; what the coordinator remembers is not asked."""
+        return StoreReader(self.url)
 
     @property
     def payloads(self) -> Path:
@@ -281,14 +288,14 @@ class Study:
         for process in (self.coordinator, *self.founded.sites.values()):
             process.tend()
 
-    def until(self, holds: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-        """Returns once `holds` does."""
+    def until(self, holds: Callable[[], bool], what: str, patience: float = PATIENCE, every: float = 0.05) -> None:
+        """Returns once `holds` does, which is asked every so many seconds."""
         end = time.monotonic() + patience
         while not holds():
             self.tend()
             if time.monotonic() > end:
                 raise AssertionError(f"waited in vain for {what}; the coordinator said:\n{self.coordinator.tail()}")
-            time.sleep(0.05)  # other processes set no event here
+            time.sleep(every)  # other processes set no event here
 
     def asks(self, request: OperatorRequest) -> object:
         """The coordinator's answer to an operator, who asks until there is one."""
@@ -334,13 +341,11 @@ class Study:
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """All jobs in the store."""
-        with StoreReader(self.url) as store:
-            return store.jobs()
+        return self.store.jobs()
 
     def steps(self, job: str) -> tuple[StepRecord, ...]:
         """The steps of a job that are stored."""
-        with StoreReader(self.url) as store:
-            return store.steps(job)
+        return self.store.steps(job)
 
     def reaches(self, job: str, step: int) -> None:
         """Returns once so many of the job's steps are stored."""
@@ -349,15 +354,14 @@ class Study:
     def over(self, job: str) -> tuple[JobRecord, tuple[StepRecord, ...]]:
         """A job with its steps, once it is over."""
         found: list[JobRecord] = []
-        with StoreReader(self.url) as store:
 
-            def ended() -> bool:
-                record = store.job(job)
-                found[:] = [record] if record is not None and record.state.over else []
-                return bool(found)
+        def ended() -> bool:
+            record = self.store.job(job)
+            found[:] = [record] if record is not None and record.state.over else []
+            return bool(found)
 
-            self.until(ended, f"the end of job {job}", patience=2 * PATIENCE)
-            return found[0], store.steps(job)
+        self.until(ended, f"the end of job {job}", patience=2 * PATIENCE, every=0.1)
+        return found[0], self.steps(job)
 
     def exactly_once(self, job: str, expected: Sequence[object] | None = None) -> tuple[StepRecord, ...]:
         """Waits for the job's end and holds it to this: each round once, each site once in it, and nothing left over.
@@ -374,8 +378,7 @@ class Study:
             assert [share.site for share in step.shares] == list(SITES), f"step {step.step}"
         if expected is not None:
             assert learnt(steps) == tuple(expected)
-        with StoreReader(self.url) as store:
-            (final,) = (model for model in store.models() if model.job == job)
+        (final,) = (model for model in self.store.models() if model.job == job)
         assert BlobRef.of(BlobStore(self.payloads / "jobs" / job).get(final.payload)) == final.payload
         self.nothing_left(job)
         return steps

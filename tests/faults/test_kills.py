@@ -25,7 +25,6 @@ from client.backoff import Backoff
 from client.connection import Connection
 from client.data.registry import DataSet, DataSets
 from coordinator.records import Outcome
-from coordinator.store import StoreReader
 from coordinator.store.meaning import file_of
 from federation import codec
 from federation.errors import IdentityError, RemoteProtocolError
@@ -320,9 +319,8 @@ def test_an_enrolment_outlives_the_coordinator(
         joining.join()
         assert study.coordinator.deaths == 1
     assert credentials[0].statement == member.statement
-    with StoreReader(study.url) as store:
-        assert [each.name for each in store.members()] == [*SITES, name]
-        assert store.pending() == ()
+    assert [each.name for each in study.store.members()] == [*SITES, name]
+    assert study.store.pending() == ()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -353,8 +351,7 @@ def test_a_revocation_outlives_the_coordinator(founded: Founded, study: Study, w
             asyncio.run(visits())
         assert study.coordinator.deaths == 1
         study.until(lambda: _attending(study) == set(SITES), "all sites to attend")
-    with StoreReader(study.url) as store:
-        assert store.revocations() == revocations
+    assert study.store.revocations() == revocations
 
 
 def _attending(study: Study) -> set[str]:
@@ -430,7 +427,7 @@ def told(study: Study, job: str, *causes: str) -> None:
     def tells() -> bool:
         return any(cause in study.coordinator.said() and cause in study.view(job).reason for cause in causes)
 
-    study.until(tells, f"{causes} in the log and in the view, which is {study.view(job).reason!r}")
+    study.until(tells, f"{causes} in the log and in the view, which is {study.view(job).reason!r}", every=0.2)
 
 
 def test_a_full_disk_is_told_and_the_job_goes_on_when_it_has_room(
@@ -533,11 +530,11 @@ def test_a_trainer_that_ran_out_of_memory_is_told_and_the_quorum_goes_on(
     try:
         with in_file.serving():
             job = in_file.submit(job_text(rounds=2, quorum=2, epochs=150), layout)
-            in_file.until(lambda: doing(in_file, job, "c").state == "training", "c to train")
+            in_file.until(lambda: doing(in_file, job, "c").state == "training", "c to train", every=0.2)
             (trainer,) = psutil.Process(site.pid).children()
             trainer.kill()
             cause = "it ran out of memory or disk"
-            in_file.until(lambda: doing(in_file, job, "c").trouble == cause, "the cause in the view")
+            in_file.until(lambda: doing(in_file, job, "c").trouble == cause, "the cause in the view", every=0.2)
             steps = in_file.exactly_once(job)
         trained = {step.round: [each.outcome for each in step.shares] for step in steps if step.kind is StepKind.TRAIN}
         good, declined = Outcome.COUNTED, Outcome.DECLINED
