@@ -62,6 +62,7 @@ class Journal:
     def forget(self, job: str) -> None:
         """The job is over."""
         self._path(job).unlink(missing_ok=True)
+        files.draft_of(self._path(job)).unlink(missing_ok=True)  # of a kill in the middle of `keep`
 
     def remembered(self) -> tuple[Remembered, ...]:
         """Every result kept; a damaged file is told of and left aside: its step is asked again and done again."""

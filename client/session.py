@@ -271,6 +271,7 @@ class Session:
         self._jobs = {each.offer.job: _JobState(each.offer, result=each.result) for each in remembered}
         self._queue: deque[JobOffer | StepStart] = deque()
         self._busy: JobOffer | StepStart | None = None
+        self._awaited = False
         self._phase = Phase.DOWNLOADING
         self._coordinator: MembershipStatement | None = None
 
@@ -314,6 +315,7 @@ class Session:
     def _disconnected(self) -> tuple[Effect, ...]:
         """Work goes on; what needs the coordinator is let go: every step that still counts will be asked again."""
         self._state = _State.AWAY
+        self._awaited = False
         self._queue = deque(each for each in self._queue if isinstance(each, JobOffer))
         if not isinstance(self._busy, StepStart) or self._phase is Phase.WORKING:
             return ()
@@ -476,6 +478,7 @@ class Session:
             )
         if isinstance(self._busy, StepStart) and _same_work(self._busy, step):
             self._busy = step  # asked again, after a reconnect or as another attempt: what is under way will answer it
+            self._awaited = True
             return ()
         if state.result is not None and not _same_work(state.result.step, step):
             state.result = None
@@ -494,6 +497,7 @@ class Session:
         if self._busy is not None or not self._queue:
             return ()
         self._busy = self._queue.popleft()
+        self._awaited = True
         if isinstance(self._busy, JobOffer):
             return (CheckData(self._busy),)
         step = self._busy
@@ -525,7 +529,7 @@ class Session:
         state = self._jobs[step.job]
         state.result = result = replace(result, step=step)
         keep = Keep(Remembered(state.offer, result))
-        if not self.attending:  # it is uploaded when the step is asked again
+        if not (self.attending and self._awaited):  # it is uploaded when the step is asked again
             self._busy = None
             return (keep, *self._next())
         return (keep, self._progress(step, Phase.UPLOADING), Upload(step, result.payload))

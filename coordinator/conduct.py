@@ -30,6 +30,7 @@ from coordinator.events import (
     SetDeadline,
     SiteArrived,
     SiteLeft,
+    StopAsked,
     TimeUp,
 )
 from coordinator.records import JobRecord, StepRecord
@@ -79,6 +80,7 @@ class Conducted:
     watchers: set[asyncio.Event] = field(default_factory=set)
     deadline: asyncio.TimerHandle | None = None
     sum: asyncio.Task[None] | None = None
+    saved: asyncio.Task[None] | None = None
 
 
 class Conductor:
@@ -234,6 +236,19 @@ class Conductor:
         conducted = self.job(name)
         self._perform(conducted, conducted.run.receive(event, time.time()))
 
+    async def stop(self, name: str, by: str) -> None:
+        """Ends a job; its end is stored when this returns. A step that is being stored comes first."""
+        conducted = self.job(name)
+        changed = asyncio.Event()
+        conducted.watchers.add(changed)
+        self.feed(name, StopAsked(by))
+        while not conducted.run.over:
+            await changed.wait()
+            changed.clear()
+        conducted.watchers.discard(changed)
+        if conducted.saved is not None:
+            await asyncio.shield(conducted.saved)
+
     def _with(self, site: str) -> tuple[str, ...]:
         return tuple(name for name, conducted in self._jobs.items() if site in conducted.roster)
 
@@ -305,10 +320,10 @@ class Conductor:
                     self._spawn(self._save(conducted, partial(self._store.set_job_site, run.id, site)))
                 case SaveState(state, reason):
                     save = partial(self._store.set_job_state, run.id, state, reason, time.time())
-                    saved = self._spawn(self._save(conducted, save))
+                    conducted.saved = self._spawn(self._save(conducted, save))
                     _log_state(run.id, state, reason)
                     if state.over:
-                        self._spawn(self._abandon(conducted, saved))
+                        self._spawn(self._abandon(conducted, conducted.saved))
                 case _:
                     assert_never(effect)
         for changed in conducted.watchers:
@@ -337,7 +352,6 @@ class Conductor:
     async def _commit(self, conducted: Conducted, record: StepRecord) -> None:
         run, before = conducted.run, conducted.run.record
         what = f"step {record.step} of job {run.id}"
-        record = replace(record, ended=max(record.started, record.ended))  # the clock may have been set back in it
         if record.final is not None:
             final = record.final
             card = partial(registry.card, before, run.job, record, conducted.blobs)

@@ -154,16 +154,16 @@ class Members:
         statement, certificate = approval.statement, approval.certificate
         identity.verify_certificate(certificate, statement, self._root)
         earlier = await self._worker.do(lambda: self._store.enrolled(approval.invitation))
-        if earlier == statement:
-            return
-        if earlier is not None:
+        if earlier not in {None, statement}:
             raise IdentityError(
                 f"{asked.name} was approved under this invitation already, until another date",
                 fix="nothing: the first approval stands",
             )
-        await self._worker.do(lambda: self._store.approve_enrolment(approval.invitation, statement, certificate, now))
+        if earlier is None:
+            invitation = approval.invitation
+            await self._worker.do(lambda: self._store.approve_enrolment(invitation, statement, certificate, now))
+            log.info("%s is a member now", statement.name)
         self._known[statement.serial] = statement
-        log.info("%s is a member now", statement.name)
         for waiting in self._newcomers.get(approval.invitation, ()):
             waiting.set()
 

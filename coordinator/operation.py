@@ -11,7 +11,6 @@ from typing import assert_never
 
 from coordinator.attendance import Attendance
 from coordinator.conduct import Conductor, rounds_of
-from coordinator.events import StopAsked
 from coordinator.members import Members
 from coordinator.records import JobRecord, ModelRecord, Outcome, StepRecord
 from coordinator.store.store import Store
@@ -98,7 +97,7 @@ class Operation:
             case StopJob(job):
                 view = await self._view(job)
                 if not view.state.over:
-                    self._conductor.feed(job, StopAsked(member.name))
+                    await self._conductor.stop(job, member.name)
                 return Done()
             case ListPending():
                 return Pending(await self._members.pending())

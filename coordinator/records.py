@@ -63,7 +63,7 @@ class StepRecord:
             number=self.round,
             metrics=self.metrics or view.metrics,
             sites=counted if self.kind is StepKind.TRAIN else view.sites,
-            seconds=view.seconds + self.ended - self.started,
+            seconds=view.seconds + max(0.0, self.ended - self.started),
             bytes=view.bytes + sum(share.bytes for share in self.shares),
         )
 

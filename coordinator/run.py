@@ -502,7 +502,7 @@ class Run:
             kind=self._kind,
             round=self._number(),
             started=self._began,
-            ended=now,
+            ended=max(now, self._began),  # the clock may have been set back meanwhile
             shares=self._open.shares(self._transferred),
             best_round=self.record.best_round,
         )

@@ -15,7 +15,7 @@ from federation.errors import RemoteProtocolError, StorageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["decode", "read", "read_json", "rename", "write", "write_json"]
+__all__ = ["decode", "draft_of", "read", "read_json", "rename", "write", "write_json"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def write(path: Path, content: bytes, *, secret: bool = False) -> None:
     Raises:
         StorageError: The disk does not take it.
     """
-    draft = path.with_name(f"{path.name}.new")
+    draft = draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.parent.chmod(0o700)
@@ -46,6 +46,11 @@ def write(path: Path, content: bytes, *, secret: bool = False) -> None:
         raise StorageError(
             f"cannot write {path}: {refused.strerror}", fix="give this user the right to write"
         ) from refused
+
+
+def draft_of(path: Path) -> Path:
+    """Where a file is written before it takes its name; a kill may leave it there."""
+    return path.with_name(f"{path.name}.new")
 
 
 def rename(draft: Path, final: Path) -> None:

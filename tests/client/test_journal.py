@@ -40,9 +40,11 @@ def test_jobs_are_kept_side_by_side_and_forgotten_one_by_one(tmp_path: Path) -> 
     journal.keep(result("one-1"))
     journal.keep(result("two-2"))
 
+    (tmp_path / "one-1.json.new").write_text("half")
     journal.forget("one-1")
     journal.forget("one-1")
 
+    assert {path.name for path in tmp_path.iterdir()} == {"two-2.json"}
     assert journal.remembered() == (result("two-2"),)
 
 

@@ -681,6 +681,22 @@ def test_a_result_made_while_away_waits_until_it_is_asked_for(site: Site, text: 
     assert len(site.said(Contribution)) == 1
 
 
+def test_a_result_made_before_the_step_is_asked_again_waits_for_that(site: Site, text: str) -> None:
+    """After a reconnect the coordinator may have gone on: it is not offered what it has not asked for on this line."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+    site.feed(Disconnected())
+    site.feed(Connected(NONCE, "0.1.0"))
+    site.hear(site.consortium.welcome())
+
+    site.finish()
+
+    assert not site.did(Upload)
+    site.hear(start())
+    assert len(site.did(Upload)) == 1
+
+
 def test_a_result_outlives_the_site(site: Site, text: str) -> None:
     """Killed after its work was done, a site holds its data against the contract again and does no work twice."""
     site.accept(text)
