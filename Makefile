@@ -8,7 +8,7 @@ PROTOS := $(wildcard federation/proto/*.proto)
 GENERATED := .venv/generated
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data debian demo test lint proto proto-check clean
+.PHONY: help setup data debian demo test faults lint proto proto-check clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" lea
 test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+faults: setup debian ## Kills real processes at every state, on SQLite and PostgreSQL (minutes)
+	@$(BIN)/python -m pytest -n 2 -m kill tests/faults
 
 lint: setup proto-check ## Style, types, import layers, and that generated code is up to date
 	@$(BIN)/ruff check

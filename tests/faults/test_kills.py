@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     from federation.messages import Credential, EnrolmentRequest, SiteView
     from tests.servers.postgresql import PostgreSQL
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork and SIGKILL")
+pytestmark = [
+    pytest.mark.kill,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork and SIGKILL"),
+]
 
 NUMBERS = itertools.count(1)
 """Of newcomers, whose names are taken once."""
