@@ -162,7 +162,7 @@ def command(home: Path | None, *arguments: str) -> Said:
 
 
 def started(home: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A command in a process of its own, its output piped."""
+    """A command in a process of its own, its output piped; it may be interrupted, also where the tests may not."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "parley", *arguments, "--home", str(home)],
         stdin=subprocess.DEVNULL,
@@ -170,7 +170,13 @@ def started(home: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_interruptible,  # noqa: PLW1509 - it takes no lock that another thread could hold
     )
+
+
+def _interruptible() -> None:
+    """A shell that runs tests in the background has them ignore SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(process: subprocess.Popen[str]) -> Said:
