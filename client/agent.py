@@ -64,6 +64,7 @@ log = logging.getLogger("parley.site")
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
+_GRACE_SECONDS = 2.0 * _HEARTBEAT_SECONDS
 
 
 class Works(Protocol):
@@ -111,6 +112,7 @@ class Agent:
         self._outgoing: asyncio.Queue[FromSite | None] = asyncio.Queue()
         self._connection: Connection
         self._doing: asyncio.Task[None] | None = None
+        self._training = False
         self._warming: asyncio.Task[None] | None = None
         self._ended: ParleyError | None = None
 
@@ -195,11 +197,11 @@ class Agent:
             case Send(message):
                 self._outgoing.put_nowait(message)
             case CheckData(offer):
-                self._do(self._check(offer), offer)
+                self._do(self._check(offer), offer, training=True)
             case Fetch(step):
                 self._do(self._fetch(step), step)
             case Work(step, offer):
-                self._do(self._train(step, offer), step)
+                self._do(self._train(step, offer), step, training=True)
             case Upload(step, payload):
                 self._do(self._upload(step, payload), step)
             case Keep(remembered):
@@ -215,7 +217,7 @@ class Agent:
             case _:
                 assert_never(effect)
 
-    def _do(self, work: Awaitable[Event], subject: JobOffer | StepStart) -> None:
+    def _do(self, work: Awaitable[Event], subject: JobOffer | StepStart, *, training: bool = False) -> None:
         """Does one piece of work beside the stream; the session never asks for two at once."""
 
         async def done() -> None:
@@ -230,9 +232,11 @@ class Agent:
             except Exception as bug:  # whatever it is: the coordinator must hear that nothing will come
                 log.exception("the agent failed at its work")
                 event = WorkFailed(subject, DeclineCause.INTERNAL, f"the agent failed: {type(bug).__name__}")
-            self._doing = None
+            if asyncio.current_task() is self._doing:
+                self._doing = None
             self._feed(event)
 
+        self._training = training
         self._doing = asyncio.create_task(done())
         self._doing.add_done_callback(_tell)
 
@@ -247,7 +251,10 @@ class Agent:
             self._journal.forget(job)
             shutil.rmtree(self._work / job, ignore_errors=True)
         elif self._doing is not None:
-            self._doing.cancel()
+            if self._training:  # cancelling ends the trainer, whose next start costs seconds: short work may end
+                asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._doing.cancel)
+            else:
+                self._doing.cancel()
             self._doing = None
 
     def _blobs(self, job: str) -> BlobStore:
