@@ -55,7 +55,12 @@ class Peer:
         return self.member.name
 
     def send(self, message: FromCoordinator | None) -> None:
-        """Queues a message (None: the stream's end); a peer that does not read its stream is let go."""
+        """Queues a message (None: the stream's end); a peer that does not read its stream is let go.
+
+        Nothing is queued after the end, so that what waits for a peer that was let go stays as small as it is.
+        """
+        if self.closed_for is not None:
+            return
         try:
             self.outgoing.put_nowait(message)
         except asyncio.QueueFull:

@@ -329,6 +329,10 @@ def test_a_peer_that_was_closed_keeps_its_first_reason(consortium: Consortium) -
     peer.send(Heartbeat())
     peer.send(None)
     assert str(peer.closed_for) == "site a does not read its stream"
+    roomy = Peer(peer.member, asyncio.Queue(3), 0.0)
+    roomy.close(ParleyError("the coordinator is shutting down"))
+    roomy.send(Heartbeat())
+    assert (roomy.outgoing.qsize(), roomy.outgoing.get_nowait()) == (1, None)
     peer.close(ParleyError("the coordinator is shutting down"))
     assert str(peer.closed_for) == "site a does not read its stream"
     assert (peer.outgoing.qsize(), peer.outgoing.get_nowait()) == (1, None)
