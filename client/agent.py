@@ -17,6 +17,7 @@ from typing import Protocol, assert_never
 from client.backoff import Backoff
 from client.connection import Connection, Line
 from client.journal import Journal
+from client.pause import paused
 from client.policy import Policy
 from client.session import (
     CheckData,
@@ -32,6 +33,7 @@ from client.session import (
     Keep,
     KeepRevocations,
     Note,
+    Paused,
     Received,
     Remembered,
     Send,
@@ -64,6 +66,12 @@ log = logging.getLogger("parley.site")
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
+_PAUSE_SECONDS = 1.0
+"""How often the agent looks whether its administrator has paused the site."""
+_PATIENCE = 3.0
+"""Work that has taken so many of its job's deadlines is given up: nobody waits for it, and its trainer may hang."""
+_PATIENT_SECONDS = 300.0
+"""No work is given up sooner: a trainer's start alone may take long on an old machine."""
 _GRACE_SECONDS = 2.0 * _HEARTBEAT_SECONDS
 
 
@@ -124,6 +132,7 @@ class Agent:
         """
         backoff = Backoff()
         self._recall()
+        pauses = asyncio.create_task(self._watch_pauses())
         try:
             while True:
                 # a new channel each time: the old one may go on talking to a connection that is dead and not closed
@@ -141,6 +150,7 @@ class Agent:
                 log.info("dialling again in %.1f s", seconds)
                 await asyncio.sleep(seconds)
         finally:
+            pauses.cancel()
             if self._doing is not None:
                 self._doing.cancel()
             await self._trainer.close()
@@ -185,6 +195,12 @@ class Agent:
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             self._outgoing.put_nowait(Heartbeat())
+
+    async def _watch_pauses(self) -> None:
+        """Tells the session whether the site's administrator has paused it: now, and every second."""
+        while True:
+            self._feed(Paused(paused(self._folder)))
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     # ----------------------------------------------------------------------------------------------------- effects
 
@@ -302,7 +318,13 @@ class Agent:
     async def _train(self, step: StepStart, offer: JobOffer) -> Event:
         blobs = self._blobs(step.job)
         result = blobs.folder / f"step-{step.step}.result"
-        answer = await self._trainer.ask(self._request(step, offer, blobs, result))
+        limit = max(_PATIENT_SECONDS, _PATIENCE * parse(offer.text, offer.job).cohort.deadline_seconds)
+        try:
+            async with asyncio.timeout(limit):  # ends the trainer; the next work starts another
+                answer = await self._trainer.ask(self._request(step, offer, blobs, result))
+        except TimeoutError:
+            problem = f"step {step.step} was given up, and its trainer ended, after {limit:.0f} s"
+            return WorkFailed(step, DeclineCause.RESOURCES, problem)
         match answer:
             case protocol.Done(weight=weight, seconds=seconds):
                 ref = await asyncio.to_thread(_named, result)

@@ -6,6 +6,8 @@ AWAY --connected--> GREETING --welcome holds--> ATTENDING --disconnected--> AWAY
 
 a job:   offered -> checking its policy, roster and data -> accepted | refused
 a step:  queued -> fetching -> working -> uploading -> contributed   (or declined, at any point)
+
+paused: the step under way is put down, and no work is taken up, until the administrator lets the site go on
 ```
 """
 
@@ -22,6 +24,7 @@ from federation.findings import Finding
 from federation.job import digest, parse
 from federation.messages import (
     PROTOCOL,
+    Availability,
     Contribution,
     DeclineCause,
     Declined,
@@ -60,6 +63,7 @@ __all__ = [
     "Keep",
     "KeepRevocations",
     "Note",
+    "Paused",
     "Received",
     "Remembered",
     "Send",
@@ -147,7 +151,14 @@ class Uploaded:
     step: StepStart
 
 
-Event = Connected | Disconnected | Received | DataChecked | Fetched | Worked | WorkFailed | Uploaded
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The site's administrator has paused it (`paused`), or let it go on."""
+
+    paused: bool
+
+
+Event = Connected | Disconnected | Received | DataChecked | Fetched | Worked | WorkFailed | Uploaded | Paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +283,7 @@ class Session:
         self._queue: deque[JobOffer | StepStart] = deque()
         self._busy: JobOffer | StepStart | None = None
         self._awaited = False
+        self._paused = False
         self._phase = Phase.DOWNLOADING
         self._coordinator: MembershipStatement | None = None
 
@@ -309,8 +321,30 @@ class Session:
                 return self._failed(subject, cause, problem)
             case Uploaded(step):
                 return self._uploaded(step)
+            case Paused(paused):
+                return self._pause() if paused else self._resume()
             case _:
                 assert_never(event)
+
+    def _pause(self) -> tuple[Effect, ...]:
+        """Puts down what is being done: a step for good, unless it is asked again; a check until the site goes on."""
+        if self._paused:
+            return ()
+        self._paused = True
+        self._queue = deque(each for each in self._queue if isinstance(each, JobOffer))
+        told = (Send(Availability(available=False)), Note("paused: no step is taken up until: parley site resume"))
+        if self._busy is None:
+            return told
+        if isinstance(self._busy, JobOffer):
+            self._queue.appendleft(self._busy)
+        self._busy = None
+        return (Forget(""), *told)
+
+    def _resume(self) -> tuple[Effect, ...]:
+        if not self._paused:
+            return ()
+        self._paused = False
+        return (Send(Availability(available=True)), Note("goes on"), *self._next())
 
     def _disconnected(self) -> tuple[Effect, ...]:
         """Work goes on; what needs the coordinator is let go: every step that still counts will be asked again."""
@@ -382,6 +416,8 @@ class Session:
             return self._disconnect(refused)
         self._state, self._coordinator = _State.ATTENDING, welcome.statement
         effects: list[Effect] = [Note(f"attending {welcome.statement.name} as {me.statement.name}")]
+        if self._paused:
+            effects.append(Send(Availability(available=False)))
         if welcome.revocations != me.revocations:
             effects.append(self._keep(welcome.revocations))
         return tuple(effects)
@@ -476,6 +512,8 @@ class Session:
                 Send(Declined(step.job, step.step, step.attempt, DeclineCause.POLICY)),
                 Note(f"declined step {step.step} of job {step.job}, which this site did not accept", trouble=True),
             )
+        if self._paused:
+            return (Send(Declined(step.job, step.step, step.attempt, DeclineCause.PAUSED)),)
         if isinstance(self._busy, StepStart) and _same_work(self._busy, step):
             self._busy = step  # asked again, after a reconnect or as another attempt: what is under way will answer it
             self._awaited = True
@@ -494,7 +532,7 @@ class Session:
         return self._next()
 
     def _next(self) -> tuple[Effect, ...]:
-        if self._busy is not None or not self._queue:
+        if self._busy is not None or self._paused or not self._queue:
             return ()
         self._busy = self._queue.popleft()
         self._awaited = True

@@ -14,6 +14,7 @@ from coordinator.worker import Worker
 from federation.errors import IdentityError, ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.messages import (
     PROTOCOL,
+    Availability,
     FromCoordinator,
     FromSite,
     Heartbeat,
@@ -83,6 +84,9 @@ class Listener(Protocol):
 
     def left(self, site: str, *, for_good: bool = False) -> None:
         """A site went away, or was revoked."""
+
+    def paused(self, site: str, *, paused: bool) -> None:
+        """A site's administrator has paused it, or let it go on."""
 
     def heard(self, site: str, message: FromSite) -> None:
         """A site said something about a job. May raise RemoteProtocolError, which the site is told."""
@@ -169,6 +173,8 @@ class Attendance:
             match message:
                 case Heartbeat():
                     return
+                case Availability(available):
+                    listener.paused(peer.name, paused=not available)
                 case _:
                     listener.heard(peer.name, message)
         except RemoteProtocolError as refused:

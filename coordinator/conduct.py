@@ -30,17 +30,19 @@ from coordinator.events import (
     SetDeadline,
     SiteArrived,
     SiteLeft,
+    SitePaused,
     StopAsked,
     TimeUp,
 )
 from coordinator.records import JobRecord, StepRecord
-from coordinator.run import Run
+from coordinator.run import PAUSED, Run
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
 from federation.errors import LocalProtocolError, ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.job import parse
 from federation.messages import (
+    Availability,
     Contribution,
     FromCoordinator,
     FromSite,
@@ -103,6 +105,7 @@ class Conductor:
         self._present = present
         self._jobs: dict[str, Conducted] = {}
         self._uploads = WeakValueDictionary[tuple[str, str, bytes], Incoming]()  # of calls that still hold theirs
+        self._paused: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: dict[str, tuple[frozenset[str], JobEnded]] = {}
 
@@ -152,6 +155,8 @@ class Conductor:
         for site in sorted(conducted.roster):
             if self._present(site):
                 self.feed(record.id, SiteArrived(site))
+                if site in self._paused:
+                    self.feed(record.id, SitePaused(site, paused=True))
 
     def _take_up(self, record: JobRecord, history: tuple[RoundView, ...]) -> Conducted:
         blobs = self._blobs(record.id)
@@ -188,6 +193,7 @@ class Conductor:
 
     def arrived(self, site: str) -> None:
         """A site attends: every job that has it in its roster hears of it."""
+        self._paused.discard(site)
         for name in self._with(site):
             self.feed(name, SiteArrived(site))
         for roster, message in list(self._ended.values()):
@@ -196,8 +202,17 @@ class Conductor:
 
     def left(self, site: str, *, for_good: bool = False) -> None:
         """A site went away, or was revoked."""
+        self._paused.discard(site)
         for name in self._with(site):
             self.feed(name, SiteLeft(site, for_good))
+
+    def paused(self, site: str, *, paused: bool) -> None:
+        """A site's administrator has paused it, or let it go on."""
+        if paused == (site in self._paused):
+            return
+        self._paused ^= {site}
+        for name in self._with(site):
+            self.feed(name, SitePaused(site, paused))
 
     def heard(self, site: str, message: FromSite) -> None:
         """A site said something about a job.
@@ -205,7 +220,7 @@ class Conductor:
         Raises:
             RemoteProtocolError: It cannot be; nothing changed.
         """
-        if isinstance(message, Hello | Heartbeat):
+        if isinstance(message, Hello | Heartbeat | Availability):
             raise RemoteProtocolError(f"site {site} says {type(message).__name__} where it should speak of a job")
         roster, over = self._ended.get(message.job, (frozenset[str](), None))
         if over is not None and site in roster:
@@ -229,7 +244,8 @@ class Conductor:
     def doing(self, site: str) -> tuple[str, str]:
         """What a site is doing and what holds it back, in words; both empty when no job is running with it."""
         running = (self._jobs[name].run for name in self._with(site))
-        return next((run.doing(site, time.time()) for run in running if not run.over), ("", ""))
+        idle = ("paused", PAUSED) if site in self._paused else ("", "")
+        return next((run.doing(site, time.time()) for run in running if not run.over), idle)
 
     def feed(self, name: str, event: Event) -> None:
         """Something happened to a job."""

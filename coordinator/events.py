@@ -39,6 +39,7 @@ __all__ = [
     "SetDeadline",
     "SiteArrived",
     "SiteLeft",
+    "SitePaused",
     "Stepped",
     "StopAsked",
     "TimeUp",
@@ -82,6 +83,14 @@ class SiteLeft:
 
     site: str
     for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SitePaused:
+    """A site's administrator has paused it, or (`paused` false) let it go on."""
+
+    site: str
+    paused: bool
 
 
 Answer = JobAccepted | JobRefused | Progress | Contribution | Declined
@@ -166,7 +175,7 @@ class StopAsked:
     by: str
 
 
-Event = SiteArrived | SiteLeft | TimeUp | Completed | Committed | NotCommitted | StopAsked
+Event = SiteArrived | SiteLeft | SitePaused | TimeUp | Completed | Committed | NotCommitted | StopAsked
 
 # ------------------------------------------------------------------------------------------------------------ effects
 

@@ -35,6 +35,7 @@ from coordinator.events import (
     SetDeadline,
     SiteArrived,
     SiteLeft,
+    SitePaused,
     Stepped,
     StopAsked,
     TimeUp,
@@ -75,7 +76,7 @@ from federation.messages import (
 )
 from tasks.task import Better
 
-__all__ = ["MAX_FAILURES", "Run"]
+__all__ = ["MAX_FAILURES", "PAUSED", "Run"]
 
 MAX_FAILURES = 3
 """Attempts at one step that may fail in a row although enough sites were here, before the job fails."""
@@ -83,11 +84,15 @@ MAX_FAILURES = 3
 _MAX_WORDS = 1000
 """Characters of a reason or trouble that a view or message carries."""
 
+PAUSED = "its administrator has paused it"
+"""What holds a paused site back, in words."""
+
 _CAUSES = {
     DeclineCause.POLICY: "its own policy forbids this step",
     DeclineCause.DATA: "its data cannot give a finite result",
     DeclineCause.RESOURCES: "it ran out of memory or disk",
     DeclineCause.CANCELLED: "its administrator cancelled the work",
+    DeclineCause.PAUSED: PAUSED,
     DeclineCause.INTERNAL: "its trainer failed; the site's log says why",
 }
 
@@ -98,6 +103,8 @@ class _Site:
 
     organisation: str
     attending: bool = False
+    paused: bool = False
+    overdue: int = 0
     last_seen: float = 0.0
     answer: str = ""
     findings: tuple[Finding, ...] = ()
@@ -105,6 +112,11 @@ class _Site:
     trouble: str = ""
     seconds: float = 0.0
     transferred: int = 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it attends and takes part in steps."""
+        return self.attending and not self.paused
 
 
 class Run:
@@ -209,6 +221,8 @@ class Run:
                 return self._arrived(site, now)
             case SiteLeft(site, for_good):
                 return self._left(site, now, for_good=for_good)
+            case SitePaused(site, paused):
+                return self._paused(site, now) if paused else self._let_go_on(site, now)
             case TimeUp(step, attempt):
                 if self._round is None or (step, attempt) != (self.record.next_step, self._attempt):
                     return ()
@@ -244,9 +258,7 @@ class Run:
             case JobRefused(_, findings):
                 return self._refused(site, findings, now)
             case Progress(_, step, phase):
-                if step == self.record.next_step:
-                    known.phase = phase
-                return ()
+                return self._progressed(site, step, phase, now)
             case Contribution():
                 event = Contributed(site, message.payload, message.weight, message.seconds)
                 return self._answered(site, message.step, message.attempt, event, now)
@@ -260,6 +272,8 @@ class Run:
     def _arrived(self, site: str, now: float) -> tuple[Effect, ...]:
         known = self._site(site)
         known.attending = True
+        known.paused = False
+        known.overdue = 0
         known.last_seen = now
         if self.over:
             return (Send(site, self._ended()),)
@@ -278,6 +292,39 @@ class Run:
                 self._round.receive(SiteDeclined(site, DeclineCause.POLICY))
                 return self._settled(now)
         return self._advance(now)  # the job may have waited for this site's answer alone
+
+    def _paused(self, site: str, now: float) -> tuple[Effect, ...]:
+        """Nobody waits for a paused site: neither this step nor the answer to an offer."""
+        known = self._site(site)
+        known.paused = True
+        known.phase = None
+        known.trouble = PAUSED
+        if self._round is not None and self._round.expects(site):
+            self._round.receive(SiteDeclined(site, DeclineCause.PAUSED))
+            return self._settled(now)
+        return self._advance(now)
+
+    def _let_go_on(self, site: str, now: float) -> tuple[Effect, ...]:
+        known = self._site(site)
+        known.paused = False
+        known.trouble = ""
+        known.overdue = 0  # what it was late with was put down
+        return self._advance(now)
+
+    def _progressed(self, site: str, step: int, phase: Phase, now: float) -> tuple[Effect, ...]:
+        known = self._sites[site]
+        if step == self.record.next_step:
+            known.phase = phase
+        elif known.overdue and phase is Phase.UPLOADING:
+            return self._caught_up(site, step, now)
+        return ()
+
+    def _caught_up(self, site: str, step: int, now: float) -> tuple[Effect, ...]:
+        """A site has done what it was late with: that is not counted, and from now on it is asked again."""
+        known = self._sites[site]
+        known.overdue = 0
+        known.trouble = f"was late with step {step}, which went on without it"
+        return (Send(site, StepEnded(self.id, step, counted=False)), *self._advance(now))
 
     def _accepted(self, site: str, digest: bytes, now: float) -> tuple[Effect, ...]:
         if digest != self._digest:
@@ -351,7 +398,8 @@ class Run:
         if self.over or self._round is not None or self._committing:
             return ()
         accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
-        attending = [name for name, site in self._sites.items() if site.attending]
+        attending = [name for name, site in self._sites.items() if site.here]
+        prompt = [name for name in attending if not self._sites[name].overdue]
         effects: list[Effect] = []
         if not self.record.started:
             if any(self._sites[name].answer == "" for name in attending):
@@ -367,7 +415,7 @@ class Run:
             self._round.receive(DeadlinePassed())
             self._begin(now)
             return (*effects, *self._settled(now))
-        members = cohort.ready(accepted, attending, self.job.cohort.needed)
+        members = cohort.ready(accepted, prompt, self.job.cohort.needed)
         if not members:
             return tuple(effects)
         self._round = Round(members, self.job.cohort.needed, self.lengths.of(self._kind))
@@ -406,6 +454,8 @@ class Run:
         if self._round is None or (step, attempt) != (self.record.next_step, self._attempt):
             if (step, attempt) > (self.record.next_step, self._attempt):
                 raise RemoteProtocolError(f"site {site} answered step {step} of job {self.id}, which was never asked")
+            if self._sites[site].overdue:
+                return self._caught_up(site, step, now)
             return (Send(site, StepEnded(self.id, step, counted=False)),)
         if self._round.state is not RoundState.COLLECTING and not self._round.answered(site):
             return (Send(site, StepEnded(self.id, step, counted=False)),)
@@ -457,8 +507,9 @@ class Run:
         self._round = None
         self._committing = False
         self._attempt += 1
-        # Only answers count as failures: who went away is waited for, and who is late goes on with the same work.
-        failed = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
+        # Only answers count as failures: who went away or is paused is waited for, who is late goes on with its work.
+        answered = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
+        failed = [share for share in answered if share.cause != DeclineCause.PAUSED.value]
         self._failures = self._failures + 1 if failed else 0
         if self._failures >= MAX_FAILURES:
             reasons = "; ".join(f"{share.site}: {self._sites[share.site].trouble}" for share in failed)
@@ -539,9 +590,13 @@ class Run:
         self._committing = self._storing = False
         shares = self._open.shares(self._transferred)
         self._round = None
-        told: list[Effect] = [
-            Send(share.site, StepEnded(self.id, step, counted=share.outcome is Outcome.COUNTED)) for share in shares
-        ]
+        told: list[Effect] = []
+        for share in shares:
+            site = self._sites[share.site]
+            if share.outcome is Outcome.LATE and site.here and site.answer == "accepted" and not self.over:
+                site.overdue = step  # it goes on with its work, and nobody waits for it until that is done
+            else:
+                told.append(Send(share.site, StepEnded(self.id, step, counted=share.outcome is Outcome.COUNTED)))
         if self.over:
             return (*told, *self._farewell())
         if self._end_after_store is not None:
@@ -604,12 +659,17 @@ class Run:
         if self.over:
             return ""
         accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
-        attending = [name for name, site in self._sites.items() if site.attending]
+        attending = [name for name, site in self._sites.items() if site.here and not site.overdue]
         needed = self.job.cohort.needed if self.record.started else self._minimum
         short = cohort.missing(accepted, attending, needed)
         if self._round is None and short:
-            away = sorted(name for name in self._sites if name not in attending)
-            told = f" (not attending: {', '.join(away)})" if away else ""
+            reasons = {
+                "not attending": [name for name, site in self._sites.items() if not site.attending],
+                "paused": [name for name, site in self._sites.items() if site.attending and site.paused],
+                "late": [name for name, site in self._sites.items() if site.here and site.overdue],
+            }
+            listed = "; ".join(f"{why}: {', '.join(sorted(names))}" for why, names in reasons.items() if names)
+            told = f" ({listed})" if listed else ""
             return f"waiting for {short} more of {needed} sites{told}"
         undecided = sorted(name for name in attending if self._sites[name].answer == "")
         if not self.record.started and undecided:
@@ -627,6 +687,8 @@ class Run:
                 trouble = f"went away; the round waits for it until its deadline ({waited:.0f} s so far)"
             elif self._round.counted:
                 trouble = f"the round waits for it: {state} for {waited:.0f} s"
+        if site.here and site.overdue:
+            trouble = f"missed the deadline of step {site.overdue}; rounds go on without it until it has done that work"
         return SiteView(
             name=name,
             organisation=site.organisation,
@@ -639,17 +701,15 @@ class Run:
         )
 
     def _doing(self, name: str, site: _Site) -> str:
-        if not site.attending:
-            return "away"
-        if site.answer == "refused":
-            return "refused"
-        if site.answer == "":
-            return "checking its data"
+        if not site.here:
+            return "paused" if site.attending else "away"
+        if site.answer != "accepted":
+            return site.answer or "checking its data"
         if self._round is not None and name in self._round.outstanding:
             if site.phase is Phase.WORKING:
                 return {StepKind.TRAIN: "training", StepKind.EVALUATE: "evaluating"}.get(self._kind, "counting")
             return site.phase.value if site.phase is not None else "asked"
-        return "ready"
+        return "late" if site.overdue else "ready"
 
 
 def _short(words: str) -> str:

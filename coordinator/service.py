@@ -6,9 +6,11 @@ import os
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import metadata
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.attendance import Peer
 from coordinator.coordinator import Coordinator
+from coordinator.limits import CALLS, Limits
 from federation import codec
 from federation.errors import (
     ConfigurationError,
@@ -57,6 +60,8 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", 2 * CALLS),  # the limit that tells why is coordinator/limits.py's
+    ("grpc.max_connection_idle_ms", 60_000),  # a connection that carries no call is closed
     ("grpc.so_reuseport", 0),  # two coordinators on one port would share its sites between them
 )
 
@@ -125,6 +130,7 @@ class _Service:
         self._attendance = coordinator.attendance
         self._conductor = coordinator.conductor
         self._operation = coordinator.operation
+        self._limits = Limits()
 
     # The gate stands in front of every method: no handler runs before the peer is known, current and allowed.
 
@@ -151,17 +157,25 @@ class _Service:
             )
         return member
 
+    @asynccontextmanager
+    async def _admitted(self, context: Context, *roles: Role) -> AsyncIterator[MembershipStatement]:
+        """A block that is a call of a member with one of these roles, and one of the calls that it may hold open."""
+        member = self._admit(context, *roles)
+        with self._limits.call(member.name, time.monotonic()):
+            yield member
+
     async def enrol(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """A newcomer asks; the stream stays open until it is approved."""
         async with _Refusing(context):
             certificate = self._certificate(context)
-            async for status in self._members.enrol(certificate, codec.decode(EnrolmentRequest, request)):
-                yield codec.encode(status)
+            newcomer = f"the newcomer with certificate {hashlib.sha256(certificate).hexdigest()[:16]}"
+            with self._limits.call(newcomer, time.monotonic()):
+                async for status in self._members.enrol(certificate, codec.decode(EnrolmentRequest, request)):
+                    yield codec.encode(status)
 
     async def attend(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """A site attends: small typed messages both ways, for as long as it stays."""
-        async with _Refusing(context):
-            member = self._admit(context, Role.SITE)
+        async with _Refusing(context), self._admitted(context, Role.SITE) as member:
             await _greet(context)  # the site speaks once it sees that the gate is open
             hello = codec.decode_from_site(await _first(requests, member))
             if not isinstance(hello, Hello):
@@ -181,6 +195,12 @@ class _Service:
         try:
             async for request in requests:
                 try:
+                    self._limits.message(peer.name, time.monotonic())
+                except RemoteProtocolError as flood:
+                    log.warning("%s; its stream is closed", flood)
+                    peer.close(flood)
+                    return
+                try:
                     message = codec.decode_from_site(request)
                 except RemoteProtocolError as refused:
                     log.warning("%s: %s", peer.name, refused)
@@ -192,8 +212,7 @@ class _Service:
 
     async def download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """A payload, from the offset asked for to its end; gRPC's flow control holds the reading back."""
-        async with _Refusing(context):
-            member = self._admit(context, Role.SITE, Role.OPERATOR)
+        async with _Refusing(context), self._admitted(context, Role.SITE, Role.OPERATOR) as member:
             wanted = codec.decode(DownloadRequest, request)
             await _greet(context)
             if member.role is Role.OPERATOR:
@@ -207,8 +226,7 @@ class _Service:
 
     async def upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """A payload comes in, from where an earlier try ended."""
-        async with _Refusing(context):
-            member = self._admit(context, Role.SITE, Role.OPERATOR)
+        async with _Refusing(context), self._admitted(context, Role.SITE, Role.OPERATOR) as member:
             await _greet(context)  # the member sends once it sees that the gate is open
             opened = codec.decode_upload_request(await _first(requests, member))
             if not isinstance(opened, UploadOpen):
@@ -225,6 +243,7 @@ class _Service:
                 try:
                     yield codec.encode_upload_reply(UploadOffset(incoming.offset))
                     async for request in requests:
+                        self._limits.message(member.name, time.monotonic())
                         self._members.still(member, time.time())
                         chunk = codec.decode_upload_request(request)
                         if not isinstance(chunk, UploadChunk):
@@ -238,16 +257,14 @@ class _Service:
 
     async def operate(self, request: bytes, context: Context) -> bytes:
         """An operator asks something."""
-        async with _Refusing(context):
-            member = self._admit(context, Role.OPERATOR)
+        async with _Refusing(context), self._admitted(context, Role.OPERATOR) as member:
             reply = await self._operation.operate(member, codec.decode_operator_request(request))
             return codec.encode_operator_reply(reply)
         raise AssertionError  # the context has been aborted
 
     async def watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """A job's view, now and at each change, until the job is over."""
-        async with _Refusing(context):
-            member = self._admit(context, Role.OPERATOR)
+        async with _Refusing(context), self._admitted(context, Role.OPERATOR) as member:
             async for view in self._operation.watch(codec.decode(ShowJob, request).job):
                 self._members.still(member, time.time())
                 yield codec.encode(view)

@@ -12,6 +12,7 @@ from federation.findings import Finding
 __all__ = [
     "PROTOCOL",
     "ApproveEnrolment",
+    "Availability",
     "Contribution",
     "Credential",
     "DeclineCause",
@@ -297,6 +298,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether the site takes part in steps: its administrator has paused it, or let it go on. Until said: it does."""
+
+    available: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JobOffer:
     """A job that the site is invited to: the whole job file and the roster of members who may take part."""
 
@@ -424,6 +432,7 @@ class DeclineCause(Enum):
     DATA = "data"
     RESOURCES = "resources"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
     INTERNAL = "internal"
 
 
@@ -503,7 +512,7 @@ class Refusal:
             _text(value, "a refusal's text", 4000)
 
 
-FromSite = Hello | Heartbeat | JobAccepted | JobRefused | Progress | Contribution | Declined
+FromSite = Hello | Heartbeat | JobAccepted | JobRefused | Progress | Contribution | Declined | Availability
 FromCoordinator = Welcome | Heartbeat | JobOffer | StepStart | StepEnded | JobEnded | RevocationList | Refusal
 
 

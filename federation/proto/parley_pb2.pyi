@@ -318,6 +318,26 @@ class Heartbeat(_message.Message):
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
+class Availability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    available: _builtins.bool
+    """false: paused by the site's administrator"""
+    def __init__(
+        self,
+        *,
+        available: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Availability: _TypeAlias = Availability  # noqa: Y015
+
+@_typing.final
 class JobOffer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -571,7 +591,7 @@ class Declined(_message.Message):
     step: _builtins.int
     attempt: _builtins.int
     cause: _builtins.str
-    """policy, data, resources, cancelled, internal"""
+    """policy, data, resources, cancelled, paused, internal"""
     def __init__(
         self,
         *,
@@ -681,6 +701,7 @@ class FromSite(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
+    AVAILABILITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -695,6 +716,8 @@ class FromSite(_message.Message):
     def contribution(self) -> Global___Contribution: ...
     @_builtins.property
     def declined(self) -> Global___Declined: ...
+    @_builtins.property
+    def availability(self) -> Global___Availability: ...
     def __init__(
         self,
         *,
@@ -705,12 +728,13 @@ class FromSite(_message.Message):
         progress: Global___Progress | None = ...,
         contribution: Global___Contribution | None = ...,
         declined: Global___Declined | None = ...,
+        availability: Global___Availability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "job_accepted", "job_refused", "progress", "contribution", "declined"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "job_accepted", "job_refused", "progress", "contribution", "declined", "availability"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

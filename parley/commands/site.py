@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from client import pause as pausing
 from client.backoff import Backoff
 from client.connection import Connection as Wire
 from client.connection import Line
@@ -196,6 +197,35 @@ async def _attend(member: MemberHome, proxy: str) -> None:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     log.info("%s dials %s", own.statement.name, own.connection.address)
     await agent.run()
+
+
+@app.command()
+def pause(home_: HomeOption = None) -> None:
+    """Pauses this site, also through restarts: it puts down what it does and takes part in no step until it resumes.
+
+    It goes on attending, so that operators see who paused it; rounds with a quorum do not wait for it.
+    """
+    folder = _own(home_)
+    told = "is paused" if pausing.pause(folder) else "was paused already"
+    console.print(f"This site {told}. Its agent heeds it within a second. To go on:  parley site resume")
+
+
+@app.command()
+def resume(home_: HomeOption = None) -> None:
+    """Lets this site take part in steps again."""
+    told = "goes on" if pausing.resume(_own(home_)) else "was not paused"
+    console.print(f"This site {told}.")
+
+
+def _own(home_: Path | None) -> Path:
+    """The folder of a site that has joined.
+
+    Raises:
+        StorageError: It has not.
+    """
+    member = home(home_).site
+    member.load()
+    return member.folder
 
 
 @app.command()

@@ -16,6 +16,7 @@ from client import agent as agent_module
 from client import policy
 from client.agent import Agent
 from client.backoff import Backoff
+from client.pause import pause, resume
 from client.session import SiteIdentity
 from client.training.protocol import CheckData, ComputeStatistics, Done, Evaluate, Failed, Train, Warm
 from coordinator import attendance
@@ -444,6 +445,59 @@ def test_work_for_a_step_that_is_over_is_ended(
             a.trainer.holds = None
             again = await hub.submit(operator, job_file(rounds=1))
             assert (await _over(hub, again))[0] is JobState.FINISHED
+
+    asyncio.run(story())
+
+
+def test_work_that_never_ends_is_given_up(
+    running: Serving,
+    hospital: Callable[[str], Hospital],
+    job_file: Text,
+    operator: Person,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trainer that hangs is ended, and the step is declined; the next attempt has a fresh one."""
+    monkeypatch.setattr(agent_module, "_PATIENT_SECONDS", 0.2)
+    monkeypatch.setattr(agent_module, "_PATIENCE", 0.0)
+    a, b = hospital("a"), hospital("b")
+
+    async def story() -> None:
+        a.trainer.holds = asyncio.Event()
+        async with running() as hub, a.running(hub), b.running(hub):
+            job = await hub.submit(operator, job_file(rounds=1))
+            await until(lambda: a.trainer.cancelled == [Train])
+            a.trainer.holds.set()
+            assert (await _over(hub, job))[0] is JobState.FINISHED
+            assert hub.store.steps(job)[1].attempt == 1
+
+    asyncio.run(story())
+
+
+def test_a_pause_and_its_end_are_heeded_while_the_site_attends(
+    running: Serving,
+    hospital: Callable[[str], Hospital],
+    job_file: Text,
+    operator: Person,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The training under way is ended, the operator sees who paused the site, and the job ends once it goes on."""
+    monkeypatch.setattr(agent_module, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(agent_module, "_GRACE_SECONDS", 0.0)
+    a, b = hospital("a"), hospital("b")
+    a.trainer.holds = asyncio.Event()
+
+    async def story() -> None:
+        async with running() as hub, a.running(hub), b.running(hub):
+            job = await hub.submit(operator, job_file(rounds=1))
+            run = hub.coordinator.conductor.job(job).run
+            await until(a.trainer.held.is_set)
+            assert pause(a.folder)
+            await until(lambda: a.trainer.cancelled == [Train])
+            await until(lambda: run.doing("a", 0.0) == ("paused", "its administrator has paused it"))
+            await until(lambda: run.view(0.0).reason == "waiting for 1 more of 2 sites (paused: a)")
+            a.trainer.holds = None
+            assert resume(a.folder)
+            assert (await _over(hub, job))[0] is JobState.FINISHED
 
     asyncio.run(story())
 

@@ -21,6 +21,7 @@ from client.session import (
     Keep,
     KeepRevocations,
     Note,
+    Paused,
     Received,
     Remembered,
     Send,
@@ -38,6 +39,7 @@ from federation.errors import IdentityError, RemoteProtocolError
 from federation.findings import Finding
 from federation.messages import (
     PROTOCOL,
+    Availability,
     Contribution,
     DeclineCause,
     Declined,
@@ -827,6 +829,63 @@ def test_words_about_another_phase_of_a_step_are_late(site: Site, text: str) -> 
     site.finish()
     site.finish()
     assert len(site.said(Contribution)) == 1
+
+
+def test_a_paused_site_puts_its_step_down_and_says_so(site: Site, text: str) -> None:
+    """What it is asked meanwhile is declined as paused, by its administrator; once it goes on it takes steps up."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+
+    effects = site.feed(Paused(paused=True))
+
+    assert effects[:2] == (Forget(""), Send(Availability(available=False)))
+    assert site.feed(Paused(paused=True)) == ()
+    assert site.hear(start(2)) == sent(Declined("risk-1", 2, 0, DeclineCause.PAUSED))
+    assert site.doing is None
+    assert site.feed(Paused(paused=False))[0] == Send(Availability(available=True))
+    assert site.feed(Paused(paused=False)) == ()
+    site.hear(start(3))
+    assert site.doing == Fetch(start(3))
+
+
+def test_a_result_that_was_being_uploaded_when_the_site_was_paused_answers_the_step_asked_again(
+    site: Site, text: str
+) -> None:
+    """Pausing costs no work that was done."""
+    site.accept(text)
+    site.hear(start())
+    site.finish()
+    site.finish()
+    site.feed(Paused(paused=True))
+    site.feed(Paused(paused=False))
+    site.hear(start(attempt=1))
+    assert isinstance(site.doing, Upload)
+
+
+def test_a_paused_site_checks_its_data_once_it_goes_on(site: Site, consortium: Consortium, text: str) -> None:
+    """A check under way is put down, one offered meanwhile waits, and both are answered in their order."""
+    site.hear(consortium.offer(text))
+    site.feed(Paused(paused=True))
+    assert site.doing is None
+    site.hear(consortium.offer(text, "risk-2"))
+    assert site.doing is None
+    site.feed(Paused(paused=False))
+    site.finish()
+    site.finish()
+    assert [accepted.job for accepted in site.said(JobAccepted)] == ["risk-1", "risk-2"]
+
+
+def test_a_site_that_is_paused_says_so_when_it_attends(consortium: Consortium) -> None:
+    """Paused before its start, or while it was away: right after the welcome, before it answers any offer."""
+    site = Site(consortium, Session(consortium.identity()))
+    assert [effect for effect in site.feed(Paused(paused=True)) if isinstance(effect, Send)] == []
+    site.attend()
+    assert site.said(Availability) == [Availability(available=False)]
+    site.feed(Disconnected())
+    site.feed(Paused(paused=False))
+    site.attend()
+    assert site.said(Availability) == [Availability(available=False)]
 
 
 def test_a_step_that_ended_without_this_site_is_stopped(site: Site, text: str) -> None:

@@ -171,13 +171,15 @@ def test_a_payload_refused_at_summing_no_longer_counts() -> None:
     assert attempt.state is RoundState.FAILED
 
 
-def test_refusing_a_payload_that_does_not_count_is_a_bug_of_ours() -> None:
-    """What was never counted cannot be taken back, and nothing changes."""
-    attempt = opened(contributed("athens"))
+@pytest.mark.parametrize("answers", [[contributed("athens")], [contributed("athens"), DeadlinePassed()]])
+@pytest.mark.parametrize("site", ["athens", "cork"])
+def test_refusing_a_payload_that_no_sum_counts_is_a_bug_of_ours(answers: list[RoundEvent], site: str) -> None:
+    """Nothing is taken back that was never counted, nor before the round has closed or after it failed."""
+    attempt = opened(*answers)
     before = memory(attempt)
 
-    with pytest.raises(LocalProtocolError, match="the payload of cork was refused, and it counts none"):
-        attempt.receive(PayloadRefused("cork", "its values are not finite"))
+    with pytest.raises(LocalProtocolError, match=f"the payload of {site} was refused, and no sum counts it"):
+        attempt.receive(PayloadRefused(site, "its values are not finite"))
 
     assert memory(attempt) == before
 

@@ -29,12 +29,13 @@ from coordinator.events import (
     SetDeadline,
     SiteArrived,
     SiteLeft,
+    SitePaused,
     Stepped,
     StopAsked,
     TimeUp,
 )
 from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
-from coordinator.run import Run
+from coordinator.run import MAX_FAILURES, Run
 from coordinator.store import Store, url_in
 from federation import job
 from federation.blobs import BlobRef
@@ -554,7 +555,7 @@ def test_a_site_that_refuses_during_a_step_is_not_waited_for(stage: Callable[...
 
 
 def test_a_late_contribution_after_the_commit_is_not_counted(stage: Callable[..., Stage]) -> None:
-    """The site is told so, and the step that is under way is not touched."""
+    """The site is told so, the step that is under way is not touched, and the one after asks the site again."""
     here = stage(quorum=2)
     here.attend(*SITES)
     late = answer_to(here.asked("cork"), "cork")
@@ -563,7 +564,106 @@ def test_a_late_contribution_after_the_commit_is_not_counted(stage: Callable[...
     effects = here.hear("cork", late)
 
     assert effects == (Send("cork", StepEnded("heart-1", 1, counted=False)),)
-    assert here.run.expects("cork", BlobRef(bytes(32), 400))
+    assert not here.run.expects("cork", BlobRef(bytes(32), 400))
+    assert here.site("cork").trouble == "was late with step 1, which went on without it"
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 3
+
+
+def test_a_dead_site_costs_its_deadline_once_and_is_skipped_until_it_is_back(stage: Callable[..., Stage]) -> None:
+    """It attends and says nothing: the steps after its deadline do not ask it, until it reaches the end of its work."""
+    here = stage(quorum=2, rounds=9)
+    here.attend(*SITES)
+    here.step("athens", "berlin")
+
+    for _ in range(4):  # no time passes: nobody waits for a deadline any more
+        here.contribute("athens", "berlin")
+        here.complete()
+        here.commit()
+
+    assert here.now == 2060.0
+    assert [share.site for share in here.stored[-1].shares] == ["athens", "berlin"]
+    assert (here.site("cork").state, here.told("cork", StepEnded)) == ("late", [])
+    assert here.site("cork").trouble == (
+        "missed the deadline of step 1; rounds go on without it until it has done that work"
+    )
+    effects = here.hear("cork", Progress("heart-1", 1, Phase.UPLOADING))
+    assert effects == (Send("cork", StepEnded("heart-1", 1, counted=False)),)
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 7
+
+
+def test_a_site_that_declines_what_it_was_late_with_is_asked_again(stage: Callable[..., Stage]) -> None:
+    """So is one that came back on a new stream, or was paused and let go on."""
+    here = stage(quorum=2, rounds=9)
+    here.attend(*SITES)
+    here.step("athens", "berlin")
+    here.decline("cork")
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 3
+    here.step("athens", "berlin")
+    here.attend("cork")
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 5
+    here.step("athens", "berlin")
+    here.feed(SitePaused("cork", paused=True))
+    here.feed(SitePaused("cork", paused=False))
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 7
+
+
+def test_a_job_waits_for_late_sites_when_too_few_others_are_left(stage: Callable[..., Stage]) -> None:
+    """The view names the late one; it comes back by ending its work, and the job goes on."""
+    here = stage(quorum=2)
+    here.attend(*SITES)
+    here.contribute("athens", "berlin")
+    here.time_up()
+    here.complete()
+    here.feed(SiteLeft("berlin"))
+    here.commit()
+    assert here.run.view(here.now).reason == "waiting for 1 more of 2 sites (not attending: berlin; late: cork)"
+    here.hear("cork", Progress("heart-1", 1, Phase.UPLOADING))
+    assert (here.asked("athens").step, here.asked("cork").step) == (2, 2)
+
+
+def test_nobody_waits_for_a_paused_site(stage: Callable[..., Stage]) -> None:
+    """The step under way goes on at once without it, later ones do not ask it, and the operator sees who paused it."""
+    here = stage(quorum=2)
+    here.attend(*SITES)
+    here.contribute("athens", "berlin")
+    here.feed(SitePaused("cork", paused=True))
+    here.complete()
+    here.commit()
+    assert [(share.outcome, share.cause) for share in here.stored[0].shares][2] == (Outcome.DECLINED, "paused")
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 1
+    assert (here.site("cork").state, here.site("cork").trouble) == ("paused", "its administrator has paused it")
+    here.feed(SitePaused("cork", paused=False))
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 4
+
+
+def test_a_job_that_a_paused_site_holds_back_says_so_and_never_fails_for_it(stage: Callable[..., Stage]) -> None:
+    """However often a site is paused, that is no failure of the step."""
+    here = stage()
+    here.attend(*SITES)
+    for _ in range(MAX_FAILURES + 1):
+        here.contribute("athens", "berlin")
+        here.feed(SitePaused("cork", paused=True))
+        assert here.run.view(here.now).reason == "waiting for 1 more of 3 sites (paused: cork)"
+        here.feed(SitePaused("cork", paused=False))
+    here.step(*SITES)
+    assert here.stored[0].attempt == MAX_FAILURES + 1
+
+
+def test_a_job_starts_without_the_answer_of_a_paused_site(stage: Callable[..., Stage]) -> None:
+    """It need not say whether it accepts, if enough others do."""
+    here = stage(minimum=2, quorum=2)
+    here.feed(SiteArrived("cork"))
+    here.attend("athens", "berlin")
+    assert here.told("athens", StepStart) == []
+    here.feed(SitePaused("cork", paused=True))
+    assert here.asked("athens").step == 1
 
 
 def test_a_late_contribution_during_the_sum_is_not_counted(stage: Callable[..., Stage]) -> None:
@@ -623,7 +723,7 @@ def test_a_deadline_too_short_for_the_work_is_made_up_for_by_the_next_attempt(st
 
 
 def test_a_deadline_with_a_quorum_goes_on_without_the_late_site(stage: Callable[..., Stage]) -> None:
-    """The late site is told that it was not counted, its trouble is shown, and the next step asks it again."""
+    """The late site's share and its trouble say so; it goes on with its work, and is told when that is done."""
     here = stage(quorum=2)
     here.attend(*SITES)
 
@@ -634,9 +734,12 @@ def test_a_deadline_with_a_quorum_goes_on_without_the_late_site(stage: Callable[
         ("berlin", Outcome.COUNTED),
         ("cork", Outcome.LATE),
     ]
+    assert here.told("cork", StepEnded) == []
+    assert here.site("cork").trouble.startswith("missed the deadline of step 1")
+    here.contribute("cork")
     assert here.told("cork", StepEnded) == [StepEnded("heart-1", 1, counted=False)]
-    assert here.site("cork").trouble == "did not answer before the deadline"
-    assert here.asked("cork").step == 2
+    here.step("athens", "berlin")
+    assert here.asked("cork").step == 3
     here.contribute("cork")
     assert here.site("cork").trouble == ""
 

@@ -189,12 +189,12 @@ class Study:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence counts as absence after two seconds, tries follow each other fast, and chunks are small."""
+    """Silence counts as absence after three seconds, tries follow each other fast, and chunks are small."""
     monkeypatch.setattr(agent, "_HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(agent, "_SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(agent, "_SILENCE_SECONDS", 3.0)
     monkeypatch.setattr(agent, "Backoff", partial(Backoff, first=0.05, longest=0.4))
     monkeypatch.setattr(attendance, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(attendance, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(attendance, "SILENCE_SECONDS", 3.0)
     monkeypatch.setattr(blobs, "CHUNK", 8 * 1024)
 
 

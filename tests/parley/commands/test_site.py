@@ -12,6 +12,9 @@ import pytest
 
 from client.policy import EXAMPLE
 from federation.errors import ConfigurationError, DataContractError, IdentityError, StorageError
+from federation.messages import Credential
+from parley.homes import Connection, Home
+from tests.consortium import Consortium
 from tests.parley.commands.calls import refused, run
 from tests.parley.commands.conftest import Founded
 
@@ -111,6 +114,30 @@ def test_data_that_cannot_be_read_are_not_registered(
     assert problem in error.problem
     assert error.fix
     assert not home.exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- pause
+
+
+def test_a_site_is_paused_and_let_go_on(home: Path, consortium: Consortium) -> None:
+    """Each command says what is so now, and the way back."""
+    member = Home(home).site
+    person = consortium.member("a", keys=member.begin())
+    credential = Credential(person.certificate, person.statement, consortium.hub.statement, consortium.nobody)
+    where = Connection("127.0.0.1:9000", consortium.root.consortium, "hub")
+    member.install(credential, consortium.root.public, where, name="a", now=consortium.now)
+    assert "This site is paused." in run("site", "pause", "--home", home).stdout
+    assert "This site was paused already." in run("site", "pause", "--home", home).stdout
+    assert "parley site resume" in run("site", "pause", "--home", home).stdout
+    assert run("site", "resume", "--home", home).stdout == "This site goes on.\n"
+    assert run("site", "resume", "--home", home).stdout == "This site was not paused.\n"
+
+
+def test_what_is_no_site_cannot_be_paused(home: Path) -> None:
+    """It would be told that it is, and nothing would heed it."""
+    error = refused("site", "pause", "--home", home)
+    assert isinstance(error, StorageError)
+    assert "parley site join INVITATION" in str(error)
 
 
 # ------------------------------------------------------------------------------------------------------------- policy
