@@ -164,14 +164,23 @@ class Connection:
             incoming.pause()
 
     async def upload(self, job: str, ref: BlobRef, blobs: BlobStore) -> None:
-        """Sends a payload from `blobs`, continuing where an earlier try ended; stored at the coordinator afterwards."""
+        """Sends a payload from `blobs`, continuing where an earlier try ended; stored at the coordinator afterwards.
+
+        Raises:
+            StorageError: It is not in `blobs`, or cannot be read.
+        """
         offset: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        unread: list[Exception] = []
 
         async def requests() -> AsyncIterator[bytes]:
             await call.initial_metadata()  # as for `attend`
             yield codec.encode_upload_request(UploadOpen(job, ref))
-            for chunk in blobs.chunks(ref, await offset):
-                yield codec.encode_upload_request(UploadChunk(chunk))
+            try:
+                for chunk in blobs.chunks(ref, await offset):
+                    yield codec.encode_upload_request(UploadChunk(chunk))
+            except Exception as failed:
+                unread.append(failed)
+                raise
 
         call = self._upload(requests(), metadata=self._metadata)
         stored = False
@@ -184,6 +193,10 @@ class Connection:
                                 offset.set_result(held)
                         case UploadStored():
                             stored = True
+        except asyncio.CancelledError:
+            if unread:  # gRPC cancels a call whose requests fail, and keeps the reason to itself
+                raise unread[0] from None
+            raise
         finally:
             offset.cancel()
             call.cancel()

@@ -480,9 +480,20 @@ class Session:
         return () if known.result is None else (Note(f"job {known.offer.job}: its last result is still here"),)
 
     def _refuse(self, job: str, findings: tuple[Finding, ...]) -> tuple[Effect, ...]:
-        self._jobs.pop(job, None)
+        """Says no, and why; what was under way for a job that was accepted before is let go."""
+        stop = self._drop(job)
         told = "; ".join(f"{each.path}: {each.problem} ({each.fix})" for each in findings)
-        return (Send(JobRefused(job, findings[:_MAX_FINDINGS])), Note(f"refused job {job}: {told}", trouble=True))
+        note = Note(f"refused job {job}: {told}", trouble=True)
+        return (*stop, Send(JobRefused(job, findings[:_MAX_FINDINGS])), note, *self._next())
+
+    def _drop(self, job: str) -> tuple[Effect, ...]:
+        """Forgets a job with the work that waits for it, and stops what is being done for it."""
+        self._jobs.pop(job, None)
+        self._queue = deque(each for each in self._queue if each.job != job)
+        if self._busy is None or self._busy.job != job:
+            return ()
+        self._busy = None
+        return (Forget(""),)
 
     def _checked(self, job: str, findings: tuple[Finding, ...]) -> tuple[Effect, ...]:
         if not isinstance(self._busy, JobOffer) or self._busy.job != job:
@@ -612,14 +623,9 @@ class Session:
         return ()
 
     def _job_ended(self, job: str, text: str) -> tuple[Effect, ...]:
-        if self._jobs.pop(job, None) is None:
+        if job not in self._jobs:
             return ()
-        self._queue = deque(each for each in self._queue if each.job != job)
-        stop: tuple[Effect, ...] = ()
-        if self._busy is not None and self._busy.job == job:
-            self._busy = None
-            stop = (Forget(""),)
-        return (*stop, Forget(job), Note(text), *self._next())
+        return (*self._drop(job), Forget(job), Note(text), *self._next())
 
 
 def _finding(path: str, problem: str, fix: str) -> Finding:

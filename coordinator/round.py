@@ -113,8 +113,8 @@ class Round:
                 self._out[site] = Share(site, Outcome.DECLINED, cause.value)
                 self._settle()
             case PayloadRefused(site, problem):
-                if self._counted.pop(site, None) is None:
-                    raise LocalProtocolError(f"the payload of {site} was refused, and it counts none")
+                if self.state is not RoundState.CLOSED or self._counted.pop(site, None) is None:
+                    raise LocalProtocolError(f"the payload of {site} was refused, and no sum counts it")
                 self._out[site] = Share(site, Outcome.REFUSED, problem)
                 if len(self._counted) < self.needed:
                     self.state = RoundState.FAILED

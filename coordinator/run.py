@@ -87,6 +87,9 @@ _MAX_WORDS = 1000
 PAUSED = "its administrator has paused it"
 """What holds a paused site back, in words."""
 
+_MADE = {StepKind.STATISTICS: Prepared, StepKind.TRAIN: Stepped, StepKind.EVALUATE: Measured}
+"""What a step's sum is made into."""
+
 _CAUSES = {
     DeclineCause.POLICY: "its own policy forbids this step",
     DeclineCause.DATA: "its data cannot give a finite result",
@@ -153,6 +156,7 @@ class Run:
         self._failures = 0
         self._kind = StepKind.STATISTICS
         self._began = 0.0
+        self._asked = 0
         self._committing = False
         self._storing = False
         self._end_after_store: tuple[JobState, str] | None = None
@@ -233,6 +237,8 @@ class Run:
             case Committed(step):
                 return self._committed(step, now)
             case NotCommitted(step, problem):
+                if step != self.record.next_step or not self._storing:
+                    raise LocalProtocolError(f"step {step} of job {self.id} failed to be stored out of turn")
                 self._storing = False
                 return self._end(JobState.FAILED, f"step {step} could not be stored: {problem}", now)
             case StopAsked(by):
@@ -426,6 +432,7 @@ class Run:
 
     def _begin(self, now: float) -> None:
         self._began = now
+        self._asked = self.record.next_step
         self._transferred = {}
         for site in self._sites.values():
             site.phase = None
@@ -529,8 +536,10 @@ class Run:
             return ()  # the job was stopped, or failed, meanwhile
         match completion:
             case Rejected(problems):
+                if not problems or not {each.site for each in self._open.counted}.issuperset(dict(problems)):
+                    raise LocalProtocolError(f"step {step} of job {self.id} rejected payloads that it does not count")
                 refusals: list[Effect] = []
-                for site, problem in problems:
+                for site, problem in dict(problems).items():
                     self._open.receive(PayloadRefused(site, problem))
                     fix = "see the site's log; check its data for extreme values"
                     about = f"step {step} of {self.id}"
@@ -540,6 +549,9 @@ class Run:
             case Broken(problem):
                 return self._end(JobState.FAILED, problem, now)
             case Prepared() | Stepped() | Measured():
+                if not isinstance(completion, _MADE[self._kind]):
+                    made = type(completion).__name__
+                    raise LocalProtocolError(f"step {step} ({self._kind.value}) of job {self.id} cannot come to {made}")
                 self._storing = True
                 return (Commit(self._step_record(completion, now)),)
             case _:
@@ -585,7 +597,7 @@ class Run:
         return replace(record, state=JobState.FINISHED, reason=reason, final=final)
 
     def _committed(self, step: int, now: float) -> tuple[Effect, ...]:
-        if step != self.record.next_step - 1 or not self._storing:
+        if not self._storing or (step, self._asked) != (self.record.next_step - 1, step):
             raise LocalProtocolError(f"step {step} of job {self.id} was committed out of turn")
         self._committing = self._storing = False
         shares = self._open.shares(self._transferred)

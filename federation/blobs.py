@@ -134,9 +134,10 @@ class Incoming:
             self._file.close()
 
     def discard(self) -> None:
-        """Forgets all that came."""
-        self.pause()
-        self._partial.unlink(missing_ok=True)
+        """Forgets all that came; nothing happens if this transfer has ended, for a later one may continue it."""
+        if not self._file.closed:
+            self.pause()
+            self._partial.unlink(missing_ok=True)
 
     def _check_open(self) -> None:
         if self._file.closed:

@@ -262,6 +262,20 @@ def test_an_upload_that_the_coordinator_ends_early_is_not_taken_for_stored(
     asyncio.run(story())
 
 
+def test_a_payload_that_cannot_be_read_here_ends_its_upload_in_words(
+    running: Serving, operator: Person, tmp_path: Path
+) -> None:
+    """Whoever uploads is told what is missing; a bare cancellation would end the task that waits for the upload."""
+    missing = BlobRef.of(b"a model that is not here")
+
+    async def story() -> None:
+        async with running() as hub, hub.opened(operator) as connection:
+            with pytest.raises(StorageError, match=f"payload {missing.hex[:12]} is not in"):
+                await soon(connection.upload("", missing, BlobStore(tmp_path)))
+
+    asyncio.run(story())
+
+
 def test_a_message_that_this_release_cannot_read_ends_the_stream_in_words(consortium: Consortium) -> None:
     """It is an error of the tree, and nothing is said before the coordinator has let us in."""
     order: list[str] = []

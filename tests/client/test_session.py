@@ -742,6 +742,31 @@ def test_a_policy_that_was_tightened_holds_from_the_next_offer(site: Site, text:
     assert [each.cause for each in site.said(Declined)] == [DeclineCause.POLICY]
 
 
+@pytest.mark.parametrize("finished", [0, 1, 2], ids=["fetching", "working", "uploading"])
+def test_work_for_a_job_that_is_refused_after_all_is_let_go(site: Site, text: str, finished: int) -> None:
+    """Its step is stopped and its next one not begun; late words about it change nothing, and another job goes on."""
+    site.accept(text)
+    site.accept(text, "other-2")
+    site.hear(start())
+    site.hear(start(1, 0, "other-2"))
+    for _ in range(finished):
+        site.finish()
+    let_go = site.doing
+
+    effects = site.hear(site.consortium.offer(text), Policy())
+
+    assert effects[0] == Forget("")
+    assert isinstance(site.doing, Fetch)
+    assert site.doing.step.job == "other-2"
+    under_way = site.doing
+    site.doing = let_go
+    site.finish()
+    site.doing = under_way
+    for _ in range(3):
+        site.finish()
+    assert [each.job for each in site.said(Contribution)] == ["other-2"]
+
+
 @pytest.mark.parametrize("finished", [0, 2], ids=["fetching", "uploading"])
 def test_a_transfer_is_let_go_with_the_line(site: Site, text: str, finished: int) -> None:
     """It begins again, from where it was cut off, when the step is asked again; queued steps wait for that as well."""

@@ -21,6 +21,7 @@ from coordinator.events import (
     Event,
     Lengths,
     Measured,
+    NotCommitted,
     Prepared,
     Rejected,
     SaveSite,
@@ -909,6 +910,59 @@ def test_events_that_cannot_be_are_our_own_bugs(stage: Callable[..., Stage]) -> 
 
     play(here, *SITES)
     assert here.run.record.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Completed(1, 0, Measured(())), r"step 1 \(statistics\) of job heart-1 cannot come to Measured"),
+        (Completed(1, 0, Rejected(())), "step 1 of job heart-1 rejected payloads that it does not count"),
+        (Completed(1, 0, Rejected((("athens", "x"), ("dublin", "x")))), "step 1 of job heart-1 rejected payloads that"),
+        (NotCommitted(1, "the disk is gone"), "step 1 of job heart-1 failed to be stored out of turn"),
+        (Committed(0), "step 0 of job heart-1 was committed out of turn"),
+    ],
+    ids=["another kind's sum", "no rejected payload", "a stranger's payload", "nothing to store", "nothing stored"],
+)
+def test_what_a_step_cannot_come_to_changes_nothing(stage: Callable[..., Stage], event: Event, words: str) -> None:
+    """While a step is summed, none of these can happen; the step is then completed, stored, and counts all sites."""
+    here = stage()
+    here.attend(*SITES)
+    here.contribute(*SITES)
+
+    with pytest.raises(LocalProtocolError, match=words):
+        here.feed(event)
+
+    here.complete()
+    here.commit()
+    assert [share.outcome for share in here.stored[0].shares] == [Outcome.COUNTED] * 3
+
+
+@pytest.mark.parametrize("event", [Committed(1), NotCommitted(1, "late"), NotCommitted(3, "early")])
+def test_while_a_step_is_stored_no_other_is_spoken_of(stage: Callable[..., Stage], event: Event) -> None:
+    """What is said again of the step before, or of the next, does not begin or end anything."""
+    here = stage()
+    here.attend(*SITES)
+    here.step(*SITES)
+    here.contribute(*SITES)
+    here.complete()
+
+    with pytest.raises(LocalProtocolError, match=r"step \d of job heart-1 .* out of turn"):
+        here.feed(event)
+
+    here.commit()
+    assert here.asked("athens").step == 3
+
+
+def test_a_payload_rejected_twice_is_rejected_once(stage: Callable[..., Stage]) -> None:
+    """Two reasons against one payload are one refusal, with the last of them."""
+    here = stage(quorum=2)
+    here.attend(*SITES)
+    here.contribute(*SITES)
+
+    here.complete(Rejected((("cork", "too long"), ("cork", "not finite"))))
+
+    assert [refusal.problem for refusal in here.told("cork", Refusal)] == ["not finite"]
+    assert [each.site for each in here.work[0].contributions] == ["athens", "berlin"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the end

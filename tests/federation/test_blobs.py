@@ -163,6 +163,20 @@ def test_pausing_after_the_end_does_nothing(store: BlobStore) -> None:
     assert store.get(REF) == CONTENT
 
 
+def test_a_transfer_that_has_ended_does_not_forget_what_a_later_one_holds(store: BlobStore) -> None:
+    """Only who still receives a payload can throw it away; the one who goes on with it finds all of it."""
+    ref = BlobRef.of(b"update")
+    older = store.receive(ref)
+    older.append(b"upd")
+    older.pause()
+    newer = store.receive(ref)
+    newer.append(b"ate")
+
+    older.discard()
+
+    assert newer.finish().read_bytes() == b"update"
+
+
 def test_chunks_begin_at_the_offset_and_hold_a_mebibyte(store: BlobStore) -> None:
     """A reader may begin anywhere and gets chunks of `CHUNK` bytes."""
     content = bytes(range(256)) * (CHUNK // 256) + b"tail"
