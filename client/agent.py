@@ -14,14 +14,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol, assert_never
 
+from client import drift, resumption
 from client.backoff import Backoff
 from client.connection import Connection, Line
 from client.journal import Journal
 from client.pause import paused
 from client.policy import Policy
+from client.sealed import SealedJobs
 from client.session import (
+    Assigned,
     CheckData,
     Connected,
+    Contribute,
     DataChecked,
     Disconnect,
     Disconnected,
@@ -30,21 +34,26 @@ from client.session import (
     Fetch,
     Fetched,
     Forget,
+    Held,
+    JobResumed,
     Keep,
     KeepRevocations,
     Note,
     Paused,
     Received,
+    Record,
     Remembered,
     Send,
     Session,
     SiteIdentity,
+    TableFacts,
     Upload,
     Uploaded,
     Work,
     Worked,
     WorkFailed,
 )
+from client.summing import Performed, Sealing, Summing, Transfer
 from client.training import protocol
 from client.training.trainer import Trainer
 from federation.blobs import BlobRef, BlobStore
@@ -58,6 +67,8 @@ from federation.errors import (
 )
 from federation.job import parse
 from federation.messages import DeclineCause, FromSite, Heartbeat, JobOffer, RevocationList, StepKind, StepStart
+from privacy.secure_aggregation.rostersum import site_events as sums
+from privacy.secure_aggregation.rostersum.encoding import DeclineError
 from strategies import strategy
 
 __all__ = ["Agent", "Works"]
@@ -73,6 +84,8 @@ _PATIENCE = 3.0
 _PATIENT_SECONDS = 300.0
 """No work is given up sooner: a trainer's start alone may take long on an old machine."""
 _GRACE_SECONDS = 2.0 * _HEARTBEAT_SECONDS
+_LEAST_WAIT = 0.01
+"""Seconds until the session is called about time again, however late it is already."""
 
 
 class Works(Protocol):
@@ -97,6 +110,7 @@ class Agent:
         read_policy: Reads the site's policy as its file states it now.
         keep_revocations: Stores a newer revocation list.
         worker: Does the work; the trainer, a child process, when none is given.
+        sealing: What it takes part in jobs under secure aggregation with; without it, it refuses them.
     """
 
     def __init__(
@@ -107,6 +121,7 @@ class Agent:
         read_policy: Callable[[], Policy],
         keep_revocations: Callable[[RevocationList], None],
         worker: Works | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
         self._folder = folder
         self._work = folder / "work"
@@ -115,6 +130,8 @@ class Agent:
         self._read_policy = read_policy
         self._keep_revocations = keep_revocations
         self._journal = Journal(folder / "journal")
+        self._sealing = sealing
+        self._summing: Summing | None = None
         self._session = Session(me)
         self._trainer = worker or Trainer(folder)
         self._outgoing: asyncio.Queue[FromSite | None] = asyncio.Queue()
@@ -123,13 +140,25 @@ class Agent:
         self._training = False
         self._warming: asyncio.Task[None] | None = None
         self._ended: ParleyError | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Attends until cancelled; comes back by itself after every cut, after a jittered wait.
 
         Raises:
-            ParleyError: Whom we reached is not our coordinator, or it does not accept us: somebody must act.
+            ParleyError: Whom we reached is not our coordinator, or it does not accept us, or this machine does not
+                keep what must be durable: somebody must act.
         """
+        self._running = asyncio.current_task()
+        try:
+            await self._attend_again_and_again()
+        except asyncio.CancelledError:
+            if self._ended is not None:
+                raise self._ended from None
+            raise
+
+    async def _attend_again_and_again(self) -> None:
         backoff = Backoff()
         self._recall()
         pauses = asyncio.create_task(self._watch_pauses())
@@ -151,14 +180,22 @@ class Agent:
                 await asyncio.sleep(seconds)
         finally:
             pauses.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
             if self._doing is not None:
                 self._doing.cancel()
             await self._trainer.close()
+            if self._summing is not None:
+                await self._summing.close()
 
     def _recall(self) -> None:
         """Takes up results that were not counted when this site was last ended; other leftovers go."""
         kept = [each for each in self._journal.remembered() if self._blobs(each.offer.job).has(each.result.payload)]
-        self._session = Session(self._me, tuple(kept))
+        sealed = None
+        if self._sealing is not None:
+            sealed = SealedJobs(self._sealing.key, self._sealing.vault.durable)
+            self._summing = Summing(self._folder / "updates", self._sealing, self._feed, self._persist)
+        self._session = Session(self._me, tuple(kept), sealed)
         jobs = {each.offer.job for each in kept}
         for folder in self._work.glob("*"):
             if folder.name not in jobs:
@@ -197,16 +234,48 @@ class Agent:
             self._outgoing.put_nowait(Heartbeat())
 
     async def _watch_pauses(self) -> None:
-        """Tells the session whether the site's administrator has paused it: now, and every second."""
+        """Tells the session whether its administrator has paused it, or lets a job go on: now, and every second."""
         while True:
             self._feed(Paused(paused(self._folder)))
+            for job in resumption.taken(self._folder, self._session.knows):
+                self._feed(JobResumed(job))
             await asyncio.sleep(_PAUSE_SECONDS)
 
     # ----------------------------------------------------------------------------------------------------- effects
 
     def _feed(self, event: Event) -> None:
-        for effect in self._session.receive(event, time.time()):
-            self._perform(effect)
+        if self._ended is not None:
+            return
+        try:
+            for effect in self._session.receive(event, time.time(), time.monotonic()):
+                self._perform(effect)
+        except _UnkeptError as unkept:
+            self._ended = unkept.reason
+            if self._running is not None:
+                self._running.cancel()
+            return
+        self._set_alarm()
+
+    def _sum(self, effect: Performed) -> None:
+        """Performs what secure aggregation wants; if it cannot be kept the machines are ahead of the disk: we end."""
+        if self._summing is None:
+            return  # nothing is asked for where no job under secure aggregation is accepted
+        try:
+            self._summing.perform(effect)
+        except ParleyError as refused:
+            if isinstance(effect, sums.Persist | Record):
+                raise _UnkeptError(refused) from refused
+            log.warning("%s", refused)
+
+    def _set_alarm(self) -> None:
+        """Calls the session when time itself changes something."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        at = self._session.wake_at(time.time(), time.monotonic())
+        if at is not None:
+            wait = max(_LEAST_WAIT, at - time.monotonic())
+            self._alarm = asyncio.get_running_loop().call_later(wait, self._feed, sums.TimePassed())
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -218,6 +287,8 @@ class Agent:
                 self._do(self._fetch(step), step)
             case Work(step, offer):
                 self._do(self._train(step, offer), step, training=True)
+            case Contribute(assigned, offer, declared):
+                self._do(self._contribute(assigned, offer, declared), assigned, training=True)
             case Upload(step, payload):
                 self._do(self._upload(step, payload), step)
             case Keep(remembered):
@@ -231,9 +302,9 @@ class Agent:
             case Note(text, trouble):
                 log.log(logging.WARNING if trouble else logging.INFO, "%s", text)
             case _:
-                assert_never(effect)
+                self._sum(effect)  # mypy holds that these are all that is left
 
-    def _do(self, work: Awaitable[Event], subject: JobOffer | StepStart, *, training: bool = False) -> None:
+    def _do(self, work: Awaitable[Event], subject: JobOffer | StepStart | Assigned, *, training: bool = False) -> None:
         """Does one piece of work beside the stream; the session never asks for two at once."""
 
         async def done() -> None:
@@ -279,28 +350,35 @@ class Agent:
     async def _check(self, offer: JobOffer) -> Event:
         answer = await self._trainer.ask(protocol.CheckData(self._subject(offer)))
         match answer:
-            case protocol.Done(findings=findings):
+            case protocol.Done(findings=findings, table=table):
                 if not any(each.level == "refusal" for each in findings):
                     self._warming = asyncio.create_task(self._warm())
-                return DataChecked(offer.job, findings)
+                return DataChecked(offer.job, findings, None if table is None else _facts(table))
             case protocol.Failed(cause, problem):
                 return WorkFailed(offer, DeclineCause(cause), problem)
             case _:
                 assert_never(answer)
 
-    async def _fetch(self, step: StepStart) -> Event:
+    async def _fetch(self, work: StepStart | Assigned) -> Event:
+        step = work.step if isinstance(work, Assigned) else work
+        limit = work.work.drift if isinstance(work, Assigned) else None
         blobs = self._blobs(step.job)
         wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
-        _drop_others(blobs.folder, wanted)
+        _drop_others(blobs.folder, [ref.digest for ref in wanted] + ([] if limit is None else [limit.model_hash]))
         for ref in wanted:
             await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
-        return Fetched(step)
+        if isinstance(work, Assigned) and limit is not None and step.model is not None:
+            earlier = blobs.folder / limit.model_hash.hex()
+            moved = await asyncio.to_thread(drift.farthest, blobs.path(step.model), earlier)
+            if moved > limit.most:
+                return sums.Drifted(work.work.job_hash, work.work.assignment)
+        return Fetched(work)
 
     async def _upload(self, step: StepStart, payload: BlobRef) -> Event:
         await self._persist(partial(Connection.upload, job=step.job, ref=payload, blobs=self._blobs(step.job)))
         return Uploaded(step)
 
-    async def _persist(self, transfer: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _persist(self, transfer: Transfer) -> None:
         """Makes a transfer, from where it was cut off, until it is made."""
         backoff = Backoff(first=0.2, longest=10.0)
         while True:
@@ -318,13 +396,7 @@ class Agent:
     async def _train(self, step: StepStart, offer: JobOffer) -> Event:
         blobs = self._blobs(step.job)
         result = blobs.folder / f"step-{step.step}.result"
-        limit = max(_PATIENT_SECONDS, _PATIENCE * parse(offer.text, offer.job).cohort.deadline_seconds)
-        try:
-            async with asyncio.timeout(limit):  # ends the trainer; the next work starts another
-                answer = await self._trainer.ask(self._request(step, offer, blobs, result))
-        except TimeoutError:
-            problem = f"step {step.step} was given up, and its trainer ended, after {limit:.0f} s"
-            return WorkFailed(step, DeclineCause.RESOURCES, problem)
+        answer = await self._worked_out(step, offer, result)
         match answer:
             case protocol.Done(weight=weight, seconds=seconds):
                 ref = await asyncio.to_thread(_named, result)
@@ -337,6 +409,41 @@ class Agent:
                 return WorkFailed(step, DeclineCause(cause), problem)
             case _:
                 assert_never(answer)
+
+    async def _contribute(self, assigned: Assigned, offer: JobOffer, declared: int) -> Event:
+        """Does the work and holds its result; what is let go meanwhile leaves nothing of it."""
+        if self._summing is None:
+            raise LocalProtocolError("work under secure aggregation was begun without what it takes")
+        held = self._summing.contributions
+        try:
+            answer = await self._worked_out(assigned.step, offer, held.result(assigned.update))
+            match answer:
+                case protocol.Done(weight=rows, table=table) if table is not None:
+                    await self._summing.hold(assigned, rows=int(rows), declared=declared)
+                    return Held(assigned, bytes.fromhex(table.digest))
+                case protocol.Done():
+                    held.erase(assigned.update)
+                    return WorkFailed(assigned, DeclineCause.INTERNAL, "the trainer did not say which table it read")
+                case protocol.Failed(cause, problem):
+                    held.erase(assigned.update)
+                    return WorkFailed(assigned, DeclineCause(cause), problem)
+                case _:
+                    assert_never(answer)
+        except DeclineError as declined:
+            return WorkFailed(assigned, DeclineCause.DATA, str(declined))
+        except BaseException:
+            held.erase(assigned.update)
+            raise
+
+    async def _worked_out(self, step: StepStart, offer: JobOffer, result: Path) -> protocol.Answer:
+        """The trainer's answer; it is ended if it takes too long, and the next work starts another."""
+        limit = max(_PATIENT_SECONDS, _PATIENCE * parse(offer.text, offer.job).cohort.deadline_seconds)
+        try:
+            async with asyncio.timeout(limit):
+                return await self._trainer.ask(self._request(step, offer, self._blobs(step.job), result))
+        except TimeoutError:
+            problem = f"step {step.step} was given up, and its trainer ended, after {limit:.0f} s"
+            return protocol.Failed("resources", problem)
 
     async def _warm(self) -> None:
         """Loads torch while the other sites are still checking their data."""
@@ -367,9 +474,21 @@ class Agent:
         )
 
 
-def _drop_others(folder: Path, wanted: list[BlobRef]) -> None:
+class _UnkeptError(Exception):
+    """What must be durable before anything follows is not."""
+
+    def __init__(self, reason: ParleyError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _facts(table: protocol.Table) -> TableFacts:
+    return TableFacts(bytes.fromhex(table.digest), table.rows, table.test_rows, table.rarest)
+
+
+def _drop_others(folder: Path, wanted: list[bytes]) -> None:
     """Drops what earlier steps left in a job's folder, so that it does not grow with the rounds."""
-    names = {ref.hex for ref in wanted}
+    names = {digest.hex() for digest in wanted}
     for file in folder.iterdir():
         if file.name.removesuffix(".part") not in names:
             file.unlink()

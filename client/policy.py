@@ -1,15 +1,25 @@
 """A site's own rules on what it takes part in: a file on its machine that no message can change."""
 
 import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 import pydantic
-from pydantic import Field, field_validator
+from pydantic import Field, Strict, field_validator
 
 from federation.errors import ConfigurationError, WhoActs
 from federation.findings import Finding
-from federation.job import Frozen, Job, digest
+from federation.job import NAME, Frozen, Job, digest
+from federation.messages import JobOffer, RevocationList
+from privacy.secure_aggregation.rostersum.floor import Floor
+from privacy.secure_aggregation.rostersum.plans import task_digest
+from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Terms
 
-__all__ = ["EXAMPLE", "Policy", "allowed", "parse"]
+__all__ = ["EXAMPLE", "SIGNED", "Admitted", "FamilyOf", "Policy", "SecureAggregation", "allowed", "floor", "parse"]
+
+SIGNED = "signed"
+"""Among the rosters of a policy: any roster whose every member the consortium's root signed."""
 
 EXAMPLE = """\
 # What this site takes part in. Nothing that the coordinator sends can change or weaken these rules.
@@ -23,7 +33,48 @@ minimum_sites = 2       # fewest sites with which a round may count
 
 # With plain aggregation the coordinator sees this site's update of the model (never a record).
 allow_plain_aggregation = true
+
+# What the secure aggregation of a job must at least promise, for this site to take part.
+[secure_aggregation]
+colluding_sites = 1           # so many other sites may work together with the coordinator and learn nothing
+colluding_organisations = 1   # of so many organisations
+rows_minimum = 10             # fewest rows of each site, as the job asks for them
+allow_open = false            # sums that differ by one site, whose difference is that site's update
+declared_weight = 1           # this site's public weight, where a job weighs by such
+rosters = ["signed"]          # "signed": any whose members the consortium's root signed; or digests you compared
+# drift_max = 10.0            # how far any weight of a model may move in a round
+# families = [{ dataset = "heart", family = "cardiology" }]   # data sets that share records; else each is its own
 """
+
+
+_AS_TUPLE = Strict(strict=False)
+"""Takes TOML's list where a frozen value has a tuple; the items stay exact."""
+_MOST = 98
+"""Colluders among 100 sites, the largest roster, that leave two honest ones."""
+
+
+class FamilyOf(Frozen):
+    """The word for the tables that share records with a data set."""
+
+    dataset: Annotated[str, Field(pattern=NAME)]
+    family: Annotated[str, Field(pattern=NAME)]
+
+
+class SecureAggregation(Frozen):
+    """The least that the secure aggregation of a job must promise; `floor` makes the machine's limits of it."""
+
+    colluding_sites: int = Field(default=1, ge=0, le=_MOST)
+    colluding_organisations: int = Field(default=1, ge=0, le=_MOST)
+    rows_minimum: int = Field(default=10, ge=10)
+    allow_open: bool = False
+    declared_weight: int = Field(default=1, ge=1, le=2**52)
+    rosters: Annotated[tuple[Annotated[str, Field(pattern=f"^({SIGNED}|[0-9a-f]{{64}})$")], ...], _AS_TUPLE] = (SIGNED,)
+    drift_max: float | None = Field(default=None, gt=0)
+    families: Annotated[tuple[FamilyOf, ...], _AS_TUPLE] = ()
+
+    def family(self, dataset: str) -> str:
+        """The data family of a data set: its own name, unless the administrator has named another."""
+        return next((each.family for each in self.families if each.dataset == dataset), dataset)
 
 
 class Policy(Frozen):
@@ -35,6 +86,7 @@ class Policy(Frozen):
     jobs: tuple[str, ...] = ()
     minimum_sites: int = Field(default=2, ge=2)
     allow_plain_aggregation: bool = False
+    secure_aggregation: SecureAggregation = SecureAggregation()
 
     @field_validator("datasets", "tasks", "models", "jobs", mode="before")
     @classmethod
@@ -54,7 +106,9 @@ def parse(text: str, source: str) -> Policy:
         raise ConfigurationError(f"{source} is not TOML: {broken}", fix="mend that line", who=WhoActs.SITE) from broken
     except pydantic.ValidationError as wrong:
         told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong.errors())
-        known = ", ".join(Policy.model_fields)
+        known = (
+            ", ".join(Policy.model_fields) + "; in [secure_aggregation] " + ", ".join(SecureAggregation.model_fields)
+        )
         raise ConfigurationError(
             f"{source} is no policy: {told}", fix=f"use the keys {known}", who=WhoActs.SITE
         ) from wrong
@@ -108,3 +162,43 @@ def allowed(policy: Policy, job: Job, text: str, roster: int) -> tuple[Finding, 
             )
         )
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A job under secure aggregation: its roster is the root's, and its terms are those that its file comes to."""
+
+    job: Job
+    offer: JobOffer
+    terms: Terms
+
+
+def floor(policy: Policy, jobs: Iterable[Admitted], revocations: RevocationList) -> Floor:
+    """The limits of this site's machine of secure sums, under which those of `jobs` may run that the policy allows.
+
+    Args:
+        policy: The site's rules.
+        jobs: The jobs that it is asked for, or takes part in.
+        revocations: The consortium's list.
+    """
+    rules = policy.secure_aggregation
+    known = tuple(jobs)
+    runs = [each for each in known if not allowed(policy, each.job, each.offer.text, len(each.offer.roster))]
+    rosters = {bytes.fromhex(each) for each in rules.rosters if each != SIGNED}
+    if SIGNED in rules.rosters:
+        rosters |= {each.terms.roster.hash for each in runs}
+    churns = (Churn.CELLS, Churn.OPEN) if rules.allow_open else (Churn.CELLS,)
+    members = (member for each in known for member in each.offer.roster)
+    return Floor(
+        c_max=rules.colluding_sites,
+        g_max=rules.colluding_organisations,
+        rosters=frozenset(rosters),
+        tasks=frozenset(task_digest(each.job) for each in runs),
+        families=frozenset(rules.family(each.job.data.dataset) for each in runs),
+        churns=frozenset((kind, churn) for kind in Kind for churn in churns),
+        rows_min=rules.rows_minimum,
+        allow_open=rules.allow_open,
+        declared=rules.declared_weight,
+        drift_max=rules.drift_max,
+        revoked=frozenset(each.protocol_key for each in members if each.serial in revocations.serials),
+    )

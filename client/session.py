@@ -6,6 +6,8 @@ AWAY --connected--> GREETING --welcome holds--> ATTENDING --disconnected--> AWAY
 
 a job:   offered -> checking its policy, roster and data -> accepted | refused
 a step:  queued -> fetching -> working -> uploading -> contributed   (or declined, at any point)
+a step of a sealed job: its StepStart tells what the TRAIN that follows is about; then
+         queued -> fetching -> working -> held; masking and uploading go on beside the next piece of work (`sealed.py`)
 
 paused: the step under way is put down, and no work is taken up, until the administrator lets the site go on
 ```
@@ -16,12 +18,46 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
-from client import policy
-from client.policy import Policy
-from federation.blobs import BlobRef
-from federation.errors import ConfigurationError, IdentityError, ParleyError, RemoteProtocolError
+from client import policy, sealed
+from client.policy import Admitted, Policy
+from client.sealed import SealedJobs, Turn
+from client.session_events import (
+    Assigned,
+    CheckData,
+    Connected,
+    Contribute,
+    DataChecked,
+    Disconnect,
+    Disconnected,
+    Effect,
+    Event,
+    Fetch,
+    Fetched,
+    Forget,
+    Held,
+    JobResumed,
+    Keep,
+    KeepRevocations,
+    MaskFailed,
+    Note,
+    Paused,
+    Received,
+    Record,
+    Remembered,
+    Send,
+    SiteIdentity,
+    StopUploads,
+    TableFacts,
+    Upload,
+    Uploaded,
+    UploadMasked,
+    Work,
+    Worked,
+    WorkFailed,
+)
+from federation.errors import ConfigurationError, IdentityError, ParleyError, PolicyRefused, RemoteProtocolError
 from federation.findings import Finding
-from federation.job import digest, parse
+from federation.job import Job, digest, parse
 from federation.messages import (
     PROTOCOL,
     Availability,
@@ -29,7 +65,6 @@ from federation.messages import (
     DeclineCause,
     Declined,
     FromCoordinator,
-    FromSite,
     Heartbeat,
     Hello,
     JobAccepted,
@@ -41,17 +76,22 @@ from federation.messages import (
     Progress,
     Refusal,
     RevocationList,
+    Sealed,
     StepEnded,
     StepStart,
     Welcome,
 )
 from federation.refusals import raised
 from privacy import identity
-from privacy.identity import RootCertificate
+from privacy.secure_aggregation.rostersum import site_events as sums
+from privacy.secure_aggregation.rostersum.rules import Broken
+from privacy.secure_aggregation.rostersum.site_events import Because, Clock
 
 __all__ = [
+    "Assigned",
     "CheckData",
     "Connected",
+    "Contribute",
     "DataChecked",
     "Disconnect",
     "Disconnected",
@@ -60,192 +100,28 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Forget",
+    "Held",
+    "JobResumed",
     "Keep",
     "KeepRevocations",
+    "MaskFailed",
     "Note",
     "Paused",
     "Received",
+    "Record",
     "Remembered",
     "Send",
     "Session",
     "SiteIdentity",
+    "StopUploads",
+    "TableFacts",
     "Upload",
+    "UploadMasked",
     "Uploaded",
     "Work",
     "WorkFailed",
     "Worked",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SiteIdentity:
-    """Who this site is and whom it trusts."""
-
-    statement: MembershipStatement
-    root: RootCertificate
-    revocations: RevocationList
-
-
-# ------------------------------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """A stream is open; `nonce` is fresh from the operating system."""
-
-    nonce: bytes
-    software: str
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The stream has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The coordinator said something; `policy` is the site's policy as its file states it now."""
-
-    message: FromCoordinator
-    policy: Policy
-
-
-@dataclass(frozen=True, slots=True)
-class DataChecked:
-    """The data set was held against the job's contract."""
-
-    job: str
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The step's payloads are here."""
-
-    step: StepStart
-
-
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """The step's work is done; its result lies ready as `payload`."""
-
-    step: StepStart
-    payload: BlobRef
-    weight: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkFailed:
-    """What was being done, a job's check or a step, cannot be done here."""
-
-    subject: JobOffer | StepStart
-    cause: DeclineCause
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """The coordinator holds the step's result, durably."""
-
-    step: StepStart
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The site's administrator has paused it (`paused`), or let it go on."""
-
-    paused: bool
-
-
-Event = Connected | Disconnected | Received | DataChecked | Fetched | Worked | WorkFailed | Uploaded | Paused
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """A job of which this site holds a result that was not counted yet."""
-
-    offer: JobOffer
-    result: Worked
-
-
-# ------------------------------------------------------------------------------------------------------------ effects
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Says something to the coordinator."""
-
-    message: FromSite
-
-
-@dataclass(frozen=True, slots=True)
-class CheckData:
-    """Holds the data set against the job's contract; answers `DataChecked` or `WorkFailed`."""
-
-    offer: JobOffer
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Brings the step's payloads here; answers `Fetched`."""
-
-    step: StepStart
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Does the step; answers `Worked` or `WorkFailed`."""
-
-    step: StepStart
-    offer: JobOffer
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Brings the result to the coordinator; answers `Uploaded`."""
-
-    step: StepStart
-    payload: BlobRef
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Drops what was kept for a job: its payloads and results; `job` empty: stops what is being done, and no more."""
-
-    job: str
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Remembers a job's result through a crash: durable before anything that follows it is performed."""
-
-    remembered: Remembered
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRevocations:
-    """Stores a newer revocation list."""
-
-    revocations: RevocationList
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Ends the attendance for good: whom we reached is not our coordinator, or does not want us."""
-
-    reason: ParleyError
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Tells the site's administrator something; `trouble` when somebody should act."""
-
-    text: str
-    trouble: bool = False
-
-
-Effect = Send | CheckData | Fetch | Work | Upload | Keep | Forget | KeepRevocations | Disconnect | Note
 
 
 _MAX_FINDINGS = 100
@@ -262,9 +138,14 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _JobState:
+    """One job; of a sealed one also its terms, the step last told of, and the work last assigned."""
+
     offer: JobOffer
     accepted: bool = False
     result: Worked | None = None
+    sealed: Admitted | None = None
+    step: StepStart | None = None
+    work: sums.Work | None = None
 
 
 class Session:
@@ -273,15 +154,22 @@ class Session:
     Args:
         me: Who this site is.
         remembered: Jobs with results that were not counted when the site was last ended, or killed.
+        sealed_jobs: Its machine of secure sums; without one it takes part in no job under secure aggregation.
     """
 
-    def __init__(self, me: SiteIdentity, remembered: tuple[Remembered, ...] = ()) -> None:
+    def __init__(
+        self, me: SiteIdentity, remembered: tuple[Remembered, ...] = (), sealed_jobs: SealedJobs | None = None
+    ) -> None:
         self._me = me
+        self._sealed = sealed_jobs
+        self._rules = Policy()
+        self._clock = Clock(0.0, 0.0)
+        self._updates = 0
         self._state = _State.AWAY
         self._nonce = b""
         self._jobs = {each.offer.job: _JobState(each.offer, result=each.result) for each in remembered}
-        self._queue: deque[JobOffer | StepStart] = deque()
-        self._busy: JobOffer | StepStart | None = None
+        self._queue: deque[JobOffer | StepStart | Assigned] = deque()
+        self._busy: JobOffer | StepStart | Assigned | None = None
         self._awaited = False
         self._paused = False
         self._phase = Phase.DOWNLOADING
@@ -292,17 +180,32 @@ class Session:
         """Whether the coordinator has welcomed us and we it."""
         return self._state is _State.ATTENDING
 
-    def receive(self, event: Event, now: float) -> tuple[Effect, ...]:
+    def knows(self, job: str) -> bool:
+        """Whether the coordinator has offered this process a job under secure aggregation by this id."""
+        return self._sealed is not None and self._sealed.admission(job) is not None
+
+    def wake_at(self, now: float, steady: float) -> float | None:
+        """When, on the steady clock, a `TimePassed` will change something; None while it will not."""
+        return None if self._sealed is None else self._sealed.wake_at(Clock(now, steady))
+
+    def receive(self, event: Event, now: float, steady: float | None = None) -> tuple[Effect, ...]:
         """Takes an event in and says what to do. Bad messages are noted and change nothing.
 
-        Nothing but a hello is said, and no payload is sent, while the coordinator has not proven who it is.
+        Nothing but a hello is said, and no payload is sent, while the coordinator has not proven who it is. Effects are
+        performed in their order; what follows a `Persist` or a `Record` only once that is durable.
+
+        Args:
+            event: What happened.
+            now: Unix seconds, by the wall clock.
+            steady: Seconds of a clock that is never set; `now` if it is not given.
         """
+        self._clock = Clock(now, now if steady is None else steady)
         effects = self._taken(event, now)
         if self.attending or isinstance(event, Connected):
             return effects
         return tuple(effect for effect in effects if not isinstance(effect, Send))
 
-    def _taken(self, event: Event, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each event
+    def _taken(self, event: Event, now: float) -> tuple[Effect, ...]:  # noqa: C901, PLR0911, PLR0912 - one for each event
         match event:
             case Connected(nonce, software):
                 self._state, self._nonce = _State.GREETING, nonce
@@ -311,18 +214,28 @@ class Session:
                 return self._disconnected()
             case Received(message, rules):
                 return self._received(message, rules, now)
-            case DataChecked(job, findings):
-                return self._checked(job, findings)
+            case DataChecked(job, findings, table):
+                return self._checked(job, findings, table)
             case Fetched(step):
                 return self._fetched(step)
             case Worked():
                 return self._worked(event)
+            case Held(assigned, table):
+                return self._held(assigned, table)
             case WorkFailed(subject, cause, problem):
                 return self._failed(subject, cause, problem)
             case Uploaded(step):
                 return self._uploaded(step)
             case Paused(paused):
                 return self._pause() if paused else self._resume()
+            case JobResumed(job):
+                return self._job_resumed(job)
+            case MaskFailed(mask, problem):
+                return self._mask_failed(mask, problem)
+            case sums.Drifted(_, assignment):
+                return self._drifted(event, assignment)
+            case sums.Masked() | sums.UploadDone() | sums.TimePassed():
+                return self._summed(event)
             case _:
                 assert_never(event)
 
@@ -333,28 +246,39 @@ class Session:
         self._paused = True
         self._queue = deque(each for each in self._queue if isinstance(each, JobOffer))
         told = (Send(Availability(available=False)), Note("paused: no step is taken up until: parley site resume"))
-        if self._busy is None:
-            return told
-        if isinstance(self._busy, JobOffer):
-            self._queue.appendleft(self._busy)
-        self._busy = None
-        return (Forget(""), *told)
+        busy, self._busy = self._busy, None
+        if isinstance(busy, JobOffer):
+            self._queue.appendleft(busy)
+        stop = () if busy is None else (Forget(""),)
+        declined = [each for state in self._jobs.values() for each in self._cannot(state)]
+        return (*stop, *declined, *told)
 
     def _resume(self) -> tuple[Effect, ...]:
         if not self._paused:
             return ()
         self._paused = False
-        return (Send(Availability(available=True)), Note("goes on"), *self._next())
+        joined = [each for job in self._jobs for each in self._joined(job)]
+        return (Send(Availability(available=True)), Note("goes on"), *joined, *self._next())
 
     def _disconnected(self) -> tuple[Effect, ...]:
-        """Work goes on; what needs the coordinator is let go: every step that still counts will be asked again."""
+        """Work goes on; what needs the coordinator is let go: every step that still counts will be asked again.
+
+        Of sealed jobs nothing is let go, for the coordinator asks no second time: it waits for the next stream.
+        """
         self._state = _State.AWAY
         self._awaited = False
-        self._queue = deque(each for each in self._queue if isinstance(each, JobOffer))
-        if not isinstance(self._busy, StepStart) or self._phase is Phase.WORKING:
-            return ()
+        cut: tuple[Effect, ...] = ()
+        if self._sealed is not None:
+            self._sealed.cut()
+            cut = (StopUploads(),)
+        self._queue = deque(each for each in self._queue if not isinstance(each, StepStart))
+        busy = self._busy
+        if busy is None or isinstance(busy, JobOffer) or self._phase is Phase.WORKING:
+            return cut
         self._busy = None
-        return (Forget(""), *self._next())
+        if isinstance(busy, Assigned):
+            self._queue.appendleft(busy)
+        return (*cut, Forget(""), *self._next())
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -369,7 +293,11 @@ class Session:
             case state:
                 assert_never(state)
 
-    def _told(self, message: FromCoordinator, rules: Policy, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each message
+    def _told(self, message: FromCoordinator, rules: Policy, now: float) -> tuple[Effect, ...]:
+        self._rules = rules
+        return (*self._limited(), *self._heard(message, rules, now))
+
+    def _heard(self, message: FromCoordinator, rules: Policy, now: float) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each message
         match message:
             case Welcome():
                 return (Note("the coordinator said welcome twice; ignored", trouble=True),)
@@ -385,6 +313,8 @@ class Session:
                 return self._job_ended(job, f"job {job} {state.value}: {reason}")
             case RevocationList():
                 return self._revoked(message, now)
+            case Sealed():
+                return self._sealed_message(message)
             case Refusal():
                 return (Note(f"the coordinator refused {message.about}: {raised(message)}", trouble=True),)
             case _:
@@ -432,7 +362,7 @@ class Session:
             identity.verify_revocations(revocations, me.root.public_key, me.root.consortium, me.revocations)
         except IdentityError as refused:
             return (Note(f"a revocation list was refused: {refused}", trouble=True),)
-        effects: list[Effect] = [self._keep(revocations)]
+        effects: list[Effect] = [self._keep(revocations), *self._limited()]
         if self._coordinator is not None and self._coordinator.serial in revocations.serials:
             revoked = IdentityError(
                 f"the membership of the coordinator {self._coordinator.name} was revoked",
@@ -469,8 +399,18 @@ class Session:
         if found:
             return self._refuse(offer.job, found)
         if known is not None and known.accepted:
-            return (Send(JobAccepted(offer.job, digest(offer.text))), *self._again(known))
-        self._jobs[offer.job] = _JobState(offer, result=known.result if known is not None else None)
+            accepted = Send(JobAccepted(offer.job, digest(offer.text)))
+            return (accepted, *self._again(known), *self._joined(offer.job), *self._next())
+        return self._take_up(offer, job, None if known is None else known.result)
+
+    def _take_up(self, offer: JobOffer, job: Job, result: Worked | None) -> tuple[Effect, ...]:
+        """Queues the check of the data for a job that the policy allows, if its terms are what they must be."""
+        state = _JobState(offer, result=result)
+        try:
+            state.sealed = self._admitted(offer, job)
+        except (ConfigurationError, PolicyRefused) as wrong:
+            return self._refuse(offer.job, (_finding("privacy", wrong.problem, wrong.fix),))
+        self._jobs[offer.job] = state
         if offer not in self._queue and self._busy != offer:
             self._queue.append(offer)
         return self._next()
@@ -488,14 +428,19 @@ class Session:
 
     def _drop(self, job: str) -> tuple[Effect, ...]:
         """Forgets a job with the work that waits for it, and stops what is being done for it."""
-        self._jobs.pop(job, None)
+        state = self._jobs.pop(job, None)
         self._queue = deque(each for each in self._queue if each.job != job)
-        if self._busy is None or self._busy.job != job:
-            return ()
-        self._busy = None
-        return (Forget(""),)
+        stop: tuple[Effect, ...] = ()
+        if self._busy is not None and self._busy.job == job:
+            self._busy = None
+            stop = (Forget(""),)
+        if self._sealed is None or state is None or state.sealed is None:
+            return stop
+        declined = self._cannot(state)
+        self._sealed.leave(job)
+        return (*stop, *declined)
 
-    def _checked(self, job: str, findings: tuple[Finding, ...]) -> tuple[Effect, ...]:
+    def _checked(self, job: str, findings: tuple[Finding, ...], table: TableFacts | None) -> tuple[Effect, ...]:
         if not isinstance(self._busy, JobOffer) or self._busy.job != job:
             return ()  # the job ended while its check was under way
         self._busy = None
@@ -510,9 +455,15 @@ class Session:
         )
         if refusals:
             return (*notes, *self._refuse(job, refusals), *self._next())
+        if state.sealed is not None:
+            return (*notes, *self._offered_to_sums(state.sealed, table), *self._next())
+        return (*notes, *self._accept(state), *self._next())
+
+    def _accept(self, state: _JobState) -> tuple[Effect, ...]:
         state.accepted = True
+        job = state.offer.job
         accepted = Send(JobAccepted(job, digest(state.offer.text)))
-        return (*notes, accepted, Note(f"accepted job {job}"), *self._next())
+        return (accepted, Note(f"accepted job {job}"), *self._joined(job))
 
     # ---------------------------------------------------------------------------------------------------- the steps
 
@@ -523,6 +474,9 @@ class Session:
                 Send(Declined(step.job, step.step, step.attempt, DeclineCause.POLICY)),
                 Note(f"declined step {step.step} of job {step.job}, which this site did not accept", trouble=True),
             )
+        if state.sealed is not None:
+            state.step = step  # what it is to be done for says the TRAIN that follows
+            return ()
         if self._paused:
             return (Send(Declined(step.job, step.step, step.attempt, DeclineCause.PAUSED)),)
         if isinstance(self._busy, StepStart) and _same_work(self._busy, step):
@@ -533,27 +487,37 @@ class Session:
             state.result = None
         return self._enqueue(step)
 
-    def _enqueue(self, step: StepStart) -> tuple[Effect, ...]:
+    def _enqueue(self, step: StepStart | Assigned) -> tuple[Effect, ...]:
         """Queues the step in place of any older one of its job."""
         self._queue = deque(each for each in self._queue if isinstance(each, JobOffer) or each.job != step.job)
         self._queue.append(step)
-        if isinstance(self._busy, StepStart) and self._busy.job == step.job:
+        if isinstance(self._busy, StepStart | Assigned) and self._busy.job == step.job:
             self._busy = None
             return (Forget(""), *self._next())
         return self._next()
 
     def _next(self) -> tuple[Effect, ...]:
-        if self._busy is not None or self._paused or not self._queue:
+        if self._busy is not None or self._paused:
             return ()
-        self._busy = self._queue.popleft()
+        taken = next((each for each in self._queue if self._may_begin(each)), None)
+        if taken is None:
+            return ()
+        self._queue.remove(taken)
+        self._busy = taken
         self._awaited = True
-        if isinstance(self._busy, JobOffer):
-            return (CheckData(self._busy),)
-        step = self._busy
+        if isinstance(taken, JobOffer):
+            return (CheckData(taken),)
+        if isinstance(taken, Assigned):
+            return (self._progress(taken.step, Phase.DOWNLOADING), Fetch(taken))
+        step = taken
         result = self._jobs[step.job].result
         if result is not None:
             return (self._progress(step, Phase.UPLOADING), Upload(step, result.payload))
         return (self._progress(step, Phase.DOWNLOADING), Fetch(step))
+
+    def _may_begin(self, work: JobOffer | StepStart | Assigned) -> bool:
+        """Whether its payloads could be had: those of a sealed job only while the coordinator knows it accepted."""
+        return not isinstance(work, Assigned) or (self._sealed is not None and self._sealed.live(work.job))
 
     def _progress(self, step: StepStart, phase: Phase) -> Send:
         self._phase = phase
@@ -565,7 +529,12 @@ class Session:
         same = isinstance(step, StepStart) and _same_work(done, step) and self._phase is phase
         return step if isinstance(step, StepStart) and same else None
 
-    def _fetched(self, done: StepStart) -> tuple[Effect, ...]:
+    def _fetched(self, done: StepStart | Assigned) -> tuple[Effect, ...]:
+        if isinstance(done, Assigned):
+            if self._busy != done or self._phase is not Phase.DOWNLOADING:
+                return ()
+            offer, declared = self._jobs[done.job].offer, self._rules.secure_aggregation.declared_weight
+            return (self._progress(done.step, Phase.WORKING), Contribute(done, offer, declared))
         step = self._under_way(done, Phase.DOWNLOADING)
         if step is None:
             return ()
@@ -594,13 +563,19 @@ class Session:
         told = Contribution(step.job, step.step, step.attempt, result.payload, result.weight, result.seconds)
         return (Send(told), *self._next())
 
-    def _failed(self, subject: JobOffer | StepStart, cause: DeclineCause, problem: str) -> tuple[Effect, ...]:
+    def _failed(
+        self, subject: JobOffer | StepStart | Assigned, cause: DeclineCause, problem: str
+    ) -> tuple[Effect, ...]:
         busy = self._busy
         note = Note(f"job {subject.job}: {problem}", trouble=True)
         match busy, subject:
             case StepStart(), StepStart() if _same_work(subject, busy):
                 self._busy = None
                 return (Send(Declined(busy.job, busy.step, busy.attempt, cause)), note, *self._next())
+            case Assigned(), Assigned() if busy == subject:
+                self._busy = None
+                because = Because.DATA if cause is DeclineCause.DATA else Because.RESOURCES
+                return (*self._cannot(self._jobs[busy.job], because), note, *self._next())
             case JobOffer(), JobOffer() if busy == subject:
                 self._busy = None
                 finding = _finding("data", problem, "see the site's log")
@@ -614,10 +589,10 @@ class Session:
             return ()
         if state.result is not None and state.result.step.step <= step and counted:
             state.result = None
-        self._queue = deque(
-            each for each in self._queue if isinstance(each, JobOffer) or (each.job, each.step) != (job, step)
-        )
-        if isinstance(self._busy, StepStart) and self._busy.job == job and self._busy.step == step:
+        self._queue = deque(each for each in self._queue if not _is_of(each, job, step))
+        if state.work is not None and state.step is not None and state.step.step == step:
+            self._cannot(state)  # the machine lets it go; the coordinator, which has gone on, is told nothing
+        if _is_of(self._busy, job, step):
             self._busy = None
             return (Forget(""), Note(f"job {job}: step {step} ended without this site", trouble=True), *self._next())
         return ()
@@ -626,6 +601,160 @@ class Session:
         if job not in self._jobs:
             return ()
         return (*self._drop(job), Forget(job), Note(text), *self._next())
+
+    # -------------------------------------------------------------------------------------------------- sealed jobs
+
+    def _admitted(self, offer: JobOffer, job: Job) -> Admitted | None:
+        """The job with its terms if it is a sealed one.
+
+        Raises:
+            ConfigurationError: Its terms are not those that this site computes.
+            PolicyRefused: This site has no machine of secure sums, or another job of the same terms.
+        """
+        if job.privacy.secure_aggregation == "plain" or self._coordinator is None:
+            return None
+        if self._sealed is None:
+            raise PolicyRefused("this agent runs without its protocol key", fix="run it with: parley site run")
+        found = sealed.admitted(offer, job, self._coordinator)
+        self._sealed.admit(found)
+        return found
+
+    def _offered_to_sums(self, job: Admitted, table: TableFacts | None) -> tuple[Effect, ...]:
+        if self._sealed is None or table is None:
+            finding = _finding("data", "the trainer did not say which table it read", "install one release throughout")
+            return self._refuse(job.offer.job, (finding,))
+        limited = self._limited()
+        return (*limited, *self._turned(self._sealed.offer(job, self._rules, table, self._clock)))
+
+    def _limited(self) -> tuple[Effect, ...]:
+        """Holds the machine to the policy and the revocations as they are now."""
+        if self._sealed is None:
+            return ()
+        return self._turned(self._sealed.limit(self._rules, self._me.revocations, self._clock))
+
+    def _joined(self, job: str) -> tuple[Effect, ...]:
+        """The coordinator has been told that the job is accepted: what it may have lost of it is said again."""
+        state = self._jobs.get(job)
+        if self._sealed is None or state is None or state.sealed is None or not (state.accepted and self.attending):
+            return ()
+        return self._turned(self._sealed.join(job, self._clock))
+
+    def _sealed_message(self, message: Sealed) -> tuple[Effect, ...]:
+        if self._sealed is None:
+            return (Note(f"a sealed message of job {message.job} came, and this site takes none", trouble=True),)
+        return self._turned(self._sealed.heard(message, self._clock))
+
+    def _summed(self, event: sums.Event) -> tuple[Effect, ...]:
+        return () if self._sealed is None else self._turned(self._sealed.receive(event, self._clock))
+
+    def _turned(self, turns: tuple[Turn, ...]) -> tuple[Effect, ...]:
+        return tuple(effect for turn in turns for effect in self._turn(turn))
+
+    def _turn(self, turn: Turn) -> tuple[Effect, ...]:  # noqa: PLR0911 - one for each
+        """What the session does about one thing that the machine said; all others are the agent's to perform."""
+        match turn:
+            case sums.Accepted(job_hash):
+                state = self._state_of(job_hash)
+                return () if state is None else self._accept(state)
+            case sums.JobRefused(job_hash, reasons):
+                return self._refused_by_sums(job_hash, reasons)
+            case sums.Work():
+                return self._assigned(turn)
+            case sums.Suspend(job_hash, reason):
+                job = self._name_of(job_hash)
+                text = f"job {job} waits for you: {reason}. To go on:  parley site resume-job {job}"
+                return (Note(text, trouble=True), *self._let_go(job))
+            case sums.Closed(job_hash):
+                return self._closed(job_hash)
+            case UploadMasked(job):
+                state = self._jobs.get(job)
+                if state is None or state.step is None:
+                    return (turn,)
+                return (Send(Progress(job, state.step.step, Phase.UPLOADING)), turn)
+            case _:
+                return (turn,)
+
+    def _name_of(self, job_hash: bytes) -> str:
+        return "" if self._sealed is None else self._sealed.name(job_hash)
+
+    def _state_of(self, job_hash: bytes) -> _JobState | None:
+        return self._jobs.get(self._name_of(job_hash))
+
+    def _refused_by_sums(self, job_hash: bytes, reasons: tuple[Broken, ...]) -> tuple[Effect, ...]:
+        job = self._name_of(job_hash)
+        told = tuple(Note(f"job {job}: {each.problem} ({each.fix})", trouble=True) for each in reasons)
+        return (*told, *self._refuse(job, sealed.finding_of(reasons)))
+
+    def _assigned(self, work: sums.Work) -> tuple[Effect, ...]:
+        """Queues the work if the step that the coordinator told of is the one that its signature is under."""
+        state = self._state_of(work.job_hash)
+        if state is None:
+            return self._summed(sums.Cannot(work.job_hash, work.assignment, Because.RESOURCES))
+        state.work = work
+        if self._paused:
+            return self._cannot(state)
+        step = state.step
+        if step is None or not sealed.describes(step, work):
+            text = f"job {state.offer.job}: round {work.assignment.r} is signed for another step than was described"
+            return (*self._cannot(state), Note(text, trouble=True))
+        self._updates += 1
+        name = f"{work.job_hash.hex()[:16]}-{work.assignment.r}-{self._updates}"
+        return self._enqueue(Assigned(step, work, name))
+
+    def _cannot(self, state: _JobState, because: Because = Because.RESOURCES) -> tuple[Effect, ...]:
+        """Lets the job's work go, if some is under way, and tells the coordinator, without a reason."""
+        work = state.work
+        return () if work is None else self._summed(sums.Cannot(work.job_hash, work.assignment, because))
+
+    def _held(self, assigned: Assigned, table: bytes) -> tuple[Effect, ...]:
+        """The machine erases what it did not wait for any more."""
+        work = assigned.work
+        begin = self._busy == assigned
+        if begin:
+            self._busy = None
+        done = self._summed(sums.Updated(work.job_hash, work.assignment, assigned.update, table))
+        return (*done, *self._next()) if begin else done
+
+    def _drifted(self, event: sums.Drifted, assignment: sums.Assignment) -> tuple[Effect, ...]:
+        busy = self._busy
+        if not isinstance(busy, Assigned) or busy.work.job_hash != event.job_hash or busy.work.assignment != assignment:
+            return ()
+        self._busy = None
+        text = f"job {busy.job}: the model of round {busy.step.round} moved further than this site's policy allows"
+        return (*self._summed(event), Note(text, trouble=True), *self._next())
+
+    def _mask_failed(self, mask: sums.Mask, problem: str) -> tuple[Effect, ...]:
+        state = self._state_of(mask.job_hash)
+        note = Note(f"job {self._name_of(mask.job_hash)}: a result cannot be masked: {problem}", trouble=True)
+        return (note,) if state is None else (*self._cannot(state), note)
+
+    def _job_resumed(self, job: str) -> tuple[Effect, ...]:
+        known = None if self._sealed is None else self._sealed.admission(job)
+        if known is None:
+            return (Note(f"there is no sealed job {job} here to resume", trouble=True),)
+        resumed = (*self._summed(sums.Resumed(known.terms.job_hash)), Note(f"job {job} goes on"))
+        state = self._jobs.get(job)
+        return resumed if state is None or not state.accepted else (*resumed, *self._accept(state))
+
+    def _closed(self, job_hash: bytes) -> tuple[Effect, ...]:
+        """The coordinator has closed it; that the job has ended, and how, is said apart."""
+        if self._sealed is None:
+            return ()
+        return self._let_go(self._sealed.closed(job_hash))
+
+    def _let_go(self, job: str) -> tuple[Effect, ...]:
+        """Stops the work of a sealed job that its machine waits for no more."""
+        self._queue = deque(each for each in self._queue if not (isinstance(each, Assigned) and each.job == job))
+        if isinstance(self._busy, Assigned) and self._busy.job == job:
+            self._busy = None
+            return (Forget(""), *self._next())
+        return ()
+
+
+def _is_of(work: JobOffer | StepStart | Assigned | None, job: str, step: int) -> bool:
+    """Whether it is the work of this step."""
+    asked = work.step if isinstance(work, Assigned) else work
+    return isinstance(asked, StepStart) and (asked.job, asked.step) == (job, step)
 
 
 def _finding(path: str, problem: str, fix: str) -> Finding:

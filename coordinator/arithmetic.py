@@ -1,22 +1,39 @@
 """A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from coordinator.events import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.memory import Memory
 from federation import plugins
 from federation.blobs import BlobStore
-from federation.errors import ConfigurationError, ParleyError, RemoteProtocolError
+from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, RemoteProtocolError
 from federation.job import Job
 from federation.messages import Metric, StepKind
-from federation.vector import Layout, from_safetensors, header
+from federation.vector import F64, Layout, from_safetensors, header
 from privacy.secure_aggregation import interface
 from strategies import strategy
 from tasks.task import Better, Task
 
-__all__ = ["Arithmetic"]
+__all__ = ["Arithmetic", "Opened"]
+
+
+class Opened(Protocol):
+    """A step's sum, however it was made; read as `privacy.secure_aggregation.interface.Sum` is."""
+
+    @property
+    def size(self) -> int:
+        """Values of the sum."""
+        ...
+
+    def mean(self) -> Iterator[F64]:
+        """The weighted mean, in blocks, `size` values in all."""
+        ...
+
+    def total(self) -> F64:
+        """The weighted sum [size]."""
+        ...
 
 
 class Arithmetic:
@@ -36,7 +53,7 @@ class Arithmetic:
         self._blobs = blobs
         self._spool = spool
         self._strategy = strategy.load(job.strategy)
-        self._aggregation = interface.load(job.privacy.secure_aggregation)
+        self._aggregation = job.privacy.secure_aggregation
 
     @property
     def lengths(self) -> Lengths:
@@ -48,16 +65,21 @@ class Arithmetic:
         """Of each metric of the task, whether higher or lower is better."""
         return self._task.better
 
-    def complete(self, work: Complete) -> Completion:
-        """What the step comes to; everything it names is durable."""
+    def complete(self, work: Complete, opened: Opened | None = None) -> Completion:
+        """What the step comes to; everything it names is durable.
+
+        Args:
+            work: The step.
+            opened: Its sum, where secure aggregation has made it; else it is made of the step's contributions.
+        """
         try:
             match work.kind:
                 case StepKind.STATISTICS:
-                    return self._prepared(work)
+                    return self._prepared(work, opened)
                 case StepKind.TRAIN:
-                    return self._stepped(work)
+                    return self._stepped(work, opened)
                 case StepKind.EVALUATE:
-                    return self._measured(work)
+                    return self._measured(work, opened)
                 case _:
                     assert_never(work.kind)
         except _RejectedError as rejected:
@@ -65,20 +87,20 @@ class Arithmetic:
         except (ConfigurationError, RemoteProtocolError) as broken:  # a sum that none of its sites can be blamed for
             return Broken(str(broken))
 
-    def _prepared(self, work: Complete) -> Prepared:
+    def _prepared(self, work: Complete, opened: Opened | None) -> Prepared:
         total = None
         if self._task.statistics_size:
-            total = self._sum(work, self._task.statistics_size, "<f8", weighted=False).total()
+            total = self._sum(work, opened, self._task.statistics_size, "<f8").total()
         return Prepared(self._blobs.put(self._task.prepare(total)))
 
-    def _measured(self, work: Complete) -> Measured:
-        total = self._sum(work, self._task.evaluation_size, "<f8", weighted=False).total()
+    def _measured(self, work: Complete, opened: Opened | None) -> Measured:
+        total = self._sum(work, opened, self._task.evaluation_size, "<f8").total()
         metrics = self._task.metrics(total)
         return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
 
-    def _stepped(self, work: Complete) -> Stepped:
+    def _stepped(self, work: Complete, opened: Opened | None) -> Stepped:
         """The next model, made a block at a time: neither model, sum nor state is ever whole in memory."""
-        total = self._sum(work, self._layout.size, "<f4", weighted=True)
+        total = self._sum(work, opened, self._layout.size, "<f4")
         _, model = from_safetensors(self._blobs.mapped(work.model))
         state = Memory.opened(self._blobs, work.strategy_state, self._strategy, self._layout.size)
         try:
@@ -96,13 +118,24 @@ class Arithmetic:
         finally:
             state.close()
 
-    def _sum(self, work: Complete, size: int, words: interface.WordType, *, weighted: bool) -> interface.Sum:
-        total = self._aggregation.open(size, words)
+    def _sum(self, work: Complete, opened: Opened | None, size: int, words: interface.WordType) -> Opened:
+        if self._aggregation == "plain":
+            return self._summed(work, size, words)
+        if opened is None:
+            raise LocalProtocolError(f"step {work.step} is to be completed before its sum is open")
+        if opened.size != size:
+            raise LocalProtocolError(f"the sum of step {work.step} has {opened.size} values where {size} belong")
+        return opened
+
+    def _summed(self, work: Complete, size: int, words: interface.WordType) -> interface.Sum:
+        """The sum of what lies in the spool; only updates are weighted."""
+        total = interface.load(self._aggregation).open(size, words)
         problems: list[tuple[str, str]] = []
         for each in work.contributions:
             source = partial(self._spool(work.step, each.site).read, each.payload)
+            weight = each.weight if work.kind is StepKind.TRAIN else 1.0
             try:
-                total.add(each.site, each.weight if weighted else 1.0, source)
+                total.add(each.site, weight, source)
             except RemoteProtocolError as refused:
                 problems.append((each.site, refused.problem))
         if problems:

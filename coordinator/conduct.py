@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import TypeVar, assert_never
 from weakref import WeakValueDictionary
 
-from coordinator import registry
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator import registry, sealed
 from coordinator.arithmetic import Arithmetic
 from coordinator.events import (
+    BeginSum,
     Broken,
+    CloseSums,
     Commit,
     Committed,
     Complete,
@@ -34,8 +38,9 @@ from coordinator.events import (
     StopAsked,
     TimeUp,
 )
-from coordinator.records import JobRecord, StepRecord
+from coordinator.records import JobRecord, Secured, StepRecord
 from coordinator.run import PAUSED, Run
+from coordinator.sealed import SealedSums, Surroundings
 from coordinator.store.store import Store
 from coordinator.worker import Worker
 from federation.blobs import BlobRef, BlobStore, Incoming
@@ -51,11 +56,15 @@ from federation.messages import (
     JobEnded,
     JobState,
     MembershipStatement,
+    RevocationList,
     RoundView,
+    Sealed,
     StepKind,
     UploadOpen,
 )
 from federation.vector import from_safetensors
+from privacy.secure_aggregation.rostersum.coordinator import Patience
+from privacy.secure_aggregation.rostersum.terms import Terms
 
 __all__ = ["Conducted", "Conductor", "Post", "rounds_of"]
 
@@ -79,6 +88,7 @@ class Conducted:
     arithmetic: Arithmetic
     blobs: BlobStore
     roster: frozenset[str]
+    sealed: SealedSums | None = None
     watchers: set[asyncio.Event] = field(default_factory=set)
     deadline: asyncio.TimerHandle | None = None
     sum: asyncio.Task[None] | None = None
@@ -89,25 +99,36 @@ class Conductor:
     """All jobs of this process.
 
     Args:
-        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/ID/STEP/SITE/`.
+        folder: Where payloads lie: `jobs/ID/` and, while a step is collected, `spool/ID/STEP/SITE/`, or under secure
+            aggregation `sealed/ID/ROUND/SITE/`.
         store: The durable memory.
         worker: The thread in which the store is used.
         post: Says something to a site.
         present: Whether a site attends.
+        private: The coordinator's protocol key, which signs what it says under secure aggregation.
     """
 
-    def __init__(self, folder: Path, store: Store, worker: Worker, post: Post, present: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        worker: Worker,
+        post: Post,
+        present: Callable[[str], bool],
+        private: Ed25519PrivateKey,
+    ) -> None:
         self._folder = folder
         self._store = store
         self._worker = worker
         self._sums = Worker("sums")
         self._post = post
         self._present = present
+        self._private = private
         self._jobs: dict[str, Conducted] = {}
         self._uploads = WeakValueDictionary[tuple[str, str, bytes], Incoming]()  # of calls that still hold theirs
         self._paused: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: dict[str, tuple[frozenset[str], JobEnded]] = {}
+        self._ended: dict[str, tuple[frozenset[str], tuple[FromCoordinator, ...]]] = {}
 
     # --------------------------------------------------------------------------------------------- start and stop
 
@@ -116,10 +137,11 @@ class Conductor:
         shutil.rmtree(self._folder / "spool", ignore_errors=True)  # sites send again what was not committed
         for record in reversed(self._store.jobs()):  # the newest last: they are remembered longest
             try:
+                secured = self._store.secured(record.id)
                 if record.state.over:
-                    self._remember(record)
+                    self._remember(record, None if secured is None else Terms.decode(secured.terms))
                 else:
-                    self._take_up(record, rounds_of(self._store.steps(record.id)))
+                    self._take_up(record, rounds_of(self._store.steps(record.id)), secured)
                     log.info("job %s goes on after step %d", record.id, record.next_step - 1)
             except ParleyError as broken:  # one job that this release cannot take up holds back no other
                 log.exception("job %s cannot go on", record.id)
@@ -145,28 +167,63 @@ class Conductor:
         for folder in self._folder.glob("jobs/*"):
             if not any(folder.iterdir()):
                 folder.rmdir()
+        for folder in self._folder.glob("sealed/*"):
+            if folder.name not in self._jobs:
+                _clear(folder)
 
-    async def add(self, record: JobRecord, model: memoryview) -> None:
-        """Begins a job from an initial model, durably."""
+    async def add(self, record: JobRecord, model: memoryview, terms: Terms | None = None) -> None:
+        """Begins a job from an initial model, durably; `terms` are those of its secure aggregation."""
         blobs = self._blobs(record.id)
         await self._worker.do(lambda: blobs.put(model))
-        await self._worker.insist("a job", lambda: self._store.add_job(record))
-        conducted = self._take_up(record, ())
+        secured = None if terms is None else Secured(terms.encode())
+        encoded = None if secured is None else secured.terms
+        await self._worker.insist("a job", lambda: self._store.add_job(record, encoded))
+        conducted = self._take_up(record, (), secured)
         for site in sorted(conducted.roster):
             if self._present(site):
                 self.feed(record.id, SiteArrived(site))
                 if site in self._paused:
                     self.feed(record.id, SitePaused(site, paused=True))
 
-    def _take_up(self, record: JobRecord, history: tuple[RoundView, ...]) -> Conducted:
+    def _take_up(self, record: JobRecord, history: tuple[RoundView, ...], secured: Secured | None) -> Conducted:
         blobs = self._blobs(record.id)
         job = parse(record.text, record.id)
         layout, _ = from_safetensors(blobs.mapped(record.initial_model))
         arithmetic = Arithmetic(job, layout, blobs, partial(self._spool, record.id))
-        run = Run(record, job, arithmetic.lengths, arithmetic.better, history)
+        if (secured is None) != (job.privacy.secure_aggregation == "plain"):
+            raise LocalProtocolError(f"job {record.id} is not stored with the terms of its secure aggregation")
+        sealing = None if secured is None else sealed.sealing_of(secured)
+        run = Run(record, job, arithmetic.lengths, arithmetic.better, history, sealing)
         conducted = Conducted(run, arithmetic, blobs, frozenset(member.name for member in record.roster))
+        if secured is not None:
+            conducted.sealed = self._sealed(conducted, secured)
         self._jobs[record.id] = conducted
         return conducted
+
+    def _sealed(self, conducted: Conducted, secured: Secured) -> SealedSums:
+        """The job's secure aggregation, at work."""
+        run = conducted.run
+        patience = Patience(ready=run.job.cohort.deadline_seconds)
+        standing = f"how far the secure aggregation of job {run.id} has come"
+
+        async def keep(content: bytes) -> None:
+            await self._insist(conducted, self._worker, standing, partial(self._store.set_standing, run.id, content))
+
+        def feed(event: Event) -> None:
+            if run.id in self._jobs:
+                self.feed(run.id, event)
+
+        around = Surroundings(
+            post=self._post,
+            feed=feed,
+            keep=keep,
+            perform=partial(self._insist, conducted, self._sums, f"a sum of job {run.id}"),
+            tidy=self._sums.do,
+        )
+        folder = self._folder / "sealed" / run.id
+        summing = SealedSums(run.id, secured, self._private, patience, folder, around)
+        self._spawn(summing.run())
+        return summing
 
     def _blobs(self, job: str) -> BlobStore:
         return BlobStore(self._folder / "jobs" / job)
@@ -196,8 +253,8 @@ class Conductor:
         self._paused.discard(site)
         for name in self._with(site):
             self.feed(name, SiteArrived(site))
-        for roster, message in list(self._ended.values()):
-            if site in roster:
+        for roster, words in list(self._ended.values()):
+            for message in words if site in roster else ():
                 self._post(site, message)  # it may have been away when the job ended
 
     def left(self, site: str, *, for_good: bool = False) -> None:
@@ -205,6 +262,13 @@ class Conductor:
         self._paused.discard(site)
         for name in self._with(site):
             self.feed(name, SiteLeft(site, for_good))
+
+    def revoked(self, revocations: RevocationList) -> None:
+        """Members were revoked, whether they are here or not: no sum under secure aggregation waits for them."""
+        for conducted in list(self._jobs.values()):
+            for member in conducted.run.record.roster:
+                if conducted.sealed is not None and member.serial in revocations.serials:
+                    conducted.sealed.revoke(member.name)
 
     def paused(self, site: str, *, paused: bool) -> None:
         """A site's administrator has paused it, or let it go on."""
@@ -222,14 +286,25 @@ class Conductor:
         """
         if isinstance(message, Hello | Heartbeat | Availability):
             raise RemoteProtocolError(f"site {site} says {type(message).__name__} where it should speak of a job")
-        roster, over = self._ended.get(message.job, (frozenset[str](), None))
-        if over is not None and site in roster:
-            self._post(site, over)
+        roster, words = self._ended.get(message.job, (frozenset[str](), ()))
+        if site in roster:
+            self._post(site, words[-1])
             return
         conducted = self.job(message.job)
+        if isinstance(message, Sealed):
+            self._sealed_sums(conducted, site).hear(site, message.content)
+            return
         if isinstance(message, Contribution):
             self._check_uploaded(conducted.run, site, message)
         self._perform(conducted, conducted.run.hear(site, message, time.time()))
+
+    def _sealed_sums(self, conducted: Conducted, site: str) -> SealedSums:
+        if conducted.sealed is None or site not in conducted.roster:
+            raise RemoteProtocolError(
+                f"site {site} takes part in no secure aggregation of job {conducted.run.id}",
+                fix=f"update Parley at {site} to the coordinator's release",
+            )
+        return conducted.sealed
 
     def _check_uploaded(self, run: Run, site: str, contribution: Contribution) -> None:
         """Passes a contribution whose payload is here, or that will not be counted whatever it names."""
@@ -286,34 +361,45 @@ class Conductor:
             who=WhoActs.SITE,
         )
 
-    def upload(self, member: MembershipStatement, opened: UploadOpen) -> tuple[Incoming | None, Callable[[int], None]]:
+    async def upload(
+        self, member: MembershipStatement, opened: UploadOpen
+    ) -> tuple[Incoming | None, Callable[[int], None]]:
         """Where to put a payload that a job waits for (None: it is here already), and whom to tell of bytes.
 
         Raises:
             RemoteProtocolError: The job does not wait for it.
         """
-        run = self.job(opened.job).run
+        conducted = self.job(opened.job)
+        run, summing, site = conducted.run, conducted.sealed, member.name
+        if summing is not None:
+            await summing.expect(site, opened.payload)
 
         def moved(count: int) -> None:
             """Counts bytes of a payload that is still waited for."""
-            if not run.expects(member.name, opened.payload):
+            if not _expects(conducted, site, opened.payload):
                 raise RemoteProtocolError(
-                    f"job {opened.job} does not wait for {opened.payload.length} bytes of {member.name} now",
+                    f"job {opened.job} does not wait for {opened.payload.length} bytes of {site} now",
                     fix="wait for the next step; if this comes back, install the same release on both sides",
                     who=WhoActs.SITE,
                 )
-            run.moved(member.name, count)
+            run.moved(site, count)
 
         moved(0)
-        key = (opened.job, member.name, opened.payload.digest)
+        key = (opened.job, site, opened.payload.digest)
         older = self._uploads.pop(key, None)
         if older is not None:
             older.pause()  # the site lost that stream and continues on this one
-        spool = self._spool(opened.job, run.record.next_step, member.name)
+        spool = self._spool(opened.job, run.record.next_step, site) if summing is None else summing.spool(site)
         if spool.has(opened.payload):
             return None, moved
         self._uploads[key] = incoming = spool.receive(opened.payload)
         return incoming, moved
+
+    def stored(self, site: str, opened: UploadOpen) -> None:
+        """A payload that `upload` let in is here, whole and durable."""
+        conducted = self.find(opened.job)
+        if conducted is not None and conducted.sealed is not None:
+            conducted.sealed.stored(site, opened.payload)
 
     # ------------------------------------------------------------------------------------------------------ effects
 
@@ -323,13 +409,12 @@ class Conductor:
             match effect:
                 case Send(site, message):
                     self._post(site, message)
-                case SetDeadline(step, attempt, seconds):
-                    if conducted.deadline is not None:
-                        conducted.deadline.cancel()
-                    event = TimeUp(step, attempt)
-                    conducted.deadline = asyncio.get_running_loop().call_later(seconds, self.feed, run.id, event)
+                case SetDeadline():
+                    self._set_deadline(conducted, effect)
                 case Complete():
                     conducted.sum = self._spawn(self._complete(conducted, effect))
+                case BeginSum() | CloseSums():
+                    _summing(conducted).perform(effect)
                 case Commit(record):
                     self._spawn(self._commit(conducted, record))
                 case SaveSite(site):
@@ -342,14 +427,26 @@ class Conductor:
                         self._spawn(self._abandon(conducted, conducted.saved))
                 case _:
                     assert_never(effect)
+        if conducted.sealed is not None:
+            conducted.sealed.seat(run.seated)
         for changed in conducted.watchers:
             changed.set()
+
+    def _set_deadline(self, conducted: Conducted, at: SetDeadline) -> None:
+        if conducted.deadline is not None:
+            conducted.deadline.cancel()
+        event = TimeUp(at.step, at.attempt)
+        loop = asyncio.get_running_loop()
+        conducted.deadline = loop.call_later(at.seconds, self.feed, conducted.run.id, event)
 
     async def _complete(self, conducted: Conducted, work: Complete) -> None:
         what = f"step {work.step} of job {conducted.run.id}"
         completion: Completion
         try:
-            completion = await self._insist(conducted, self._sums, what, lambda: conducted.arithmetic.complete(work))
+            complete = partial(conducted.arithmetic.complete, work)
+            if conducted.sealed is not None:
+                complete = partial(complete, opened=conducted.sealed.opened)
+            completion = await self._insist(conducted, self._sums, what, complete)
         except Exception as bug:  # whatever it is, the job ends in words: nobody would ever end it otherwise
             log.exception("cannot complete %s", what)
             completion = Broken(f"the coordinator failed at step {work.step} ({type(bug).__name__}: {bug})")
@@ -361,7 +458,8 @@ class Conductor:
             conducted.deadline.cancel()
         if conducted.sum is not None:
             conducted.sum.cancel()
-        await self._sums.do(partial(_clear, self._folder / "spool" / conducted.run.id))  # after what is summed from it
+        for room in ("spool", "sealed"):
+            await self._sums.do(partial(_clear, self._folder / room / conducted.run.id))  # after what is summed from it
         await saved
         self._retire(conducted)
 
@@ -373,8 +471,12 @@ class Conductor:
             card = partial(registry.card, before, run.job, record, conducted.blobs)
             text = await self._insist(conducted, self._worker, what, card)
             record = replace(record, final=replace(final, card=text))
+
+        async def write(standing: bytes | None) -> None:
+            await self._insist(conducted, self._worker, what, partial(self._store.commit_step, record, standing))
+
         try:
-            await self._insist(conducted, self._worker, what, partial(self._store.commit_step, record))
+            await (write(None) if conducted.sealed is None else conducted.sealed.commit(write))
         except LocalProtocolError as bug:
             log.exception("cannot commit %s", what)
             self.feed(run.id, NotCommitted(record.step, str(bug)))
@@ -398,17 +500,22 @@ class Conductor:
             log.warning("cannot drop what job %s needs no more: %s", after.id, refused)
         spool = self._folder / "spool" / after.id
         _clear(spool if after.state.over else spool / str(step))
+        if after.state.over:
+            _clear(self._folder / "sealed" / after.id)
 
     def _retire(self, conducted: Conducted) -> None:
         """Keeps of a job that is over no more than what a site that was away must hear."""
         if conducted.deadline is not None:
             conducted.deadline.cancel()
-        self._remember(conducted.run.record)
+        self._remember(conducted.run.record, None if conducted.sealed is None else conducted.sealed.terms)
+        if conducted.sealed is not None:
+            conducted.sealed.end()
         self._jobs.pop(conducted.run.id, None)
 
-    def _remember(self, record: JobRecord) -> None:
+    def _remember(self, record: JobRecord, terms: Terms | None) -> None:
+        close = () if terms is None else (sealed.farewell(record.id, terms, self._private),)
         over = JobEnded(record.id, record.state, record.reason[:_REASON])
-        self._ended[record.id] = (frozenset(member.name for member in record.roster), over)
+        self._ended[record.id] = (frozenset(member.name for member in record.roster), (*close, over))
         while len(self._ended) > _ENDED:
             del self._ended[next(iter(self._ended))]
 
@@ -461,6 +568,18 @@ def rounds_of(steps: tuple[StepRecord, ...]) -> tuple[RoundView, ...]:
         if step.kind is not StepKind.STATISTICS:
             views[step.round] = step.shown(views.get(step.round))
     return tuple(views[number] for number in sorted(views))
+
+
+def _summing(conducted: Conducted) -> SealedSums:
+    if conducted.sealed is None:
+        raise LocalProtocolError(f"job {conducted.run.id} sums in plain, and was to sum under secure aggregation")
+    return conducted.sealed
+
+
+def _expects(conducted: Conducted, site: str, payload: BlobRef) -> bool:
+    if conducted.sealed is None:
+        return conducted.run.expects(site, payload)
+    return conducted.sealed.expects(site, payload)
 
 
 def _hold(conducted: Conducted, why: str) -> None:

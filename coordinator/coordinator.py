@@ -26,13 +26,15 @@ class Coordinator:
         self._worker = Worker("store")
         self.members = Members(me, store, self._worker)
         self.attendance = Attendance(self.members, store, self._worker)
-        self.conductor = Conductor(folder, store, self._worker, self.attendance.send, self.attendance.present)
+        send, present = self.attendance.send, self.attendance.present
+        self.conductor = Conductor(folder, store, self._worker, send, present, me.protocol_key)
         self.operation = Operation(folder, store, self._worker, self.members, self.attendance, self.conductor)
         self._pulse: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Takes up the jobs that are not over. Call inside the running loop, before listening."""
         self.conductor.start()
+        self.conductor.revoked(self.members.revocations)
         self._pulse = asyncio.create_task(self.attendance.pulse(self.conductor))
 
     async def leave(self) -> None:

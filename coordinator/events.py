@@ -1,6 +1,7 @@
 """What happens to a job's run, and what the run wants done: the events and effects of `coordinator/run.py`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from coordinator.records import JobSite, StepRecord
@@ -16,11 +17,14 @@ from federation.messages import (
     Metric,
     Progress,
     StepKind,
+    StepStart,
 )
 
 __all__ = [
     "Answer",
+    "BeginSum",
     "Broken",
+    "CloseSums",
     "Commit",
     "Committed",
     "Complete",
@@ -30,11 +34,13 @@ __all__ = [
     "Event",
     "Lengths",
     "Measured",
+    "NoSum",
     "NotCommitted",
     "Prepared",
     "Rejected",
     "SaveSite",
     "SaveState",
+    "Sealing",
     "Send",
     "SetDeadline",
     "SiteArrived",
@@ -42,6 +48,9 @@ __all__ = [
     "SitePaused",
     "Stepped",
     "StopAsked",
+    "SumFailed",
+    "SumOpened",
+    "SumStands",
     "TimeUp",
 ]
 
@@ -65,6 +74,19 @@ class Lengths:
                 return self.evaluate
             case _:
                 assert_never(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """That a job's sums are made under secure aggregation.
+
+    Attributes:
+        terms: What its members agree on, in the protocol's own encoding.
+        least: For each kind of step that is summed, the sites without which no sum of it is allowed.
+    """
+
+    terms: bytes = field(repr=False)
+    least: Mapping[StepKind, int]
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -175,7 +197,63 @@ class StopAsked:
     by: str
 
 
-Event = SiteArrived | SiteLeft | SitePaused | TimeUp | Completed | Committed | NotCommitted | StopAsked
+@dataclass(frozen=True, slots=True)
+class SumStands:
+    """How far a sealed sum has come.
+
+    Attributes:
+        behind: Sites that it waits for.
+        waits: What for, in words that follow "waiting for SITES".
+        declined: Sites that will not be in it, each with why, as far as it said.
+    """
+
+    step: int
+    attempt: int
+    behind: frozenset[str]
+    waits: str
+    declined: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SumOpened:
+    """A sealed sum over exactly these sites is open, and held its checks."""
+
+    step: int
+    attempt: int
+    members: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SumFailed:
+    """A sealed sum was given up and opened nothing; `broken` when it was whole and did not hold its checks."""
+
+    step: int
+    attempt: int
+    problem: str
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoSum:
+    """No sealed sum of this job can be made any more, whoever comes."""
+
+    problem: str
+
+
+Event = (
+    SiteArrived
+    | SiteLeft
+    | SitePaused
+    | TimeUp
+    | Completed
+    | Committed
+    | NotCommitted
+    | StopAsked
+    | SumStands
+    | SumOpened
+    | SumFailed
+    | NoSum
+)
 
 # ------------------------------------------------------------------------------------------------------------ effects
 
@@ -231,4 +309,21 @@ class SaveState:
     reason: str
 
 
-Effect = Send | SetDeadline | Complete | Commit | SaveSite | SaveState
+@dataclass(frozen=True, slots=True)
+class BeginSum:
+    """Has a step summed under secure aggregation among the job's sites that come to it.
+
+    Answers with `SumOpened` or `SumFailed`, and with `SumStands` on the way.
+    """
+
+    start: StepStart
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSums:
+    """Ends the job's secure aggregation, durably and at every site that is here; then says the farewell."""
+
+    farewell: tuple[Send, ...]
+
+
+Effect = Send | SetDeadline | Complete | Commit | SaveSite | SaveState | BeginSum | CloseSums

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
+from coordinator import sealed
 from coordinator.attendance import Attendance
 from coordinator.conduct import Conductor, rounds_of
 from coordinator.members import Members
@@ -106,6 +107,7 @@ class Operation:
                 return Done()
             case PublishRevocations(revocations):
                 await self._members.revoke(revocations)
+                self._conductor.revoked(revocations)
                 self._attendance.revoked(revocations, self._conductor)
                 return Done()
             case ListModels():
@@ -180,16 +182,19 @@ class Operation:
         if not self._incoming.has(request.model):
             raise RemoteProtocolError("the initial model was not uploaded", fix="submit with: parley job submit FILE")
         model = self._incoming.mapped(request.model)
-        from_safetensors(model)
+        layout, _ = from_safetensors(model)
+        roster = tuple(members[name] for name in chosen)
+        secured = job.privacy.secure_aggregation != "plain"
+        terms = sealed.agreed(job, roster, self._members.me.statement, layout.size) if secured else None
         record = JobRecord(
             id=f"{job.name[:50]}-{secrets.token_hex(3)}",
             name=job.name,
             text=request.text,
             submitted=time.time(),
-            roster=tuple(members[name] for name in chosen),
+            roster=roster,
             initial_model=request.model,
         )
-        await self._conductor.add(record, model)
+        await self._conductor.add(record, model, terms)
         return JobAdded(record.id)
 
     async def _jobs(self) -> Jobs:

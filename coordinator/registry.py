@@ -12,6 +12,12 @@ from federation.messages import Metric
 
 __all__ = ["card"]
 
+_AGGREGATION = {
+    "plain": "Aggregation was plain: the coordinator saw each site's update and weight.",
+    "rostersum": "Aggregation was secure: the coordinator saw sums over several sites, and no site's update or weight.",
+}
+"""What the coordinator saw of the sites' contributions."""
+
 
 def card(record: JobRecord, job: Job, step: StepRecord, blobs: BlobStore) -> str:
     """The card of the model with which `step` ends the job, as JSON text with sorted keys.
@@ -54,7 +60,7 @@ def card(record: JobRecord, job: Job, step: StepRecord, blobs: BlobStore) -> str
         "privacy": {
             "secure_aggregation": job.privacy.secure_aggregation,
             "statement": (
-                "No record left its site. Aggregation was plain: the coordinator saw each site's update and weight. "
+                f"No record left its site. {_AGGREGATION[job.privacy.secure_aggregation]} "
                 "No differential privacy was applied: the model itself may reveal something about training records."
             ),
         },

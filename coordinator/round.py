@@ -9,7 +9,7 @@ COLLECTING --- all of the cohort answered, enough counted ---> CLOSED
 ```
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
@@ -18,7 +18,16 @@ from federation.blobs import BlobRef
 from federation.errors import LocalProtocolError, RemoteProtocolError
 from federation.messages import DeclineCause
 
-__all__ = ["Contributed", "DeadlinePassed", "PayloadRefused", "Round", "RoundEvent", "RoundState", "SiteDeclined"]
+__all__ = [
+    "Contributed",
+    "DeadlinePassed",
+    "PayloadRefused",
+    "Round",
+    "RoundEvent",
+    "RoundState",
+    "SealedRound",
+    "SiteDeclined",
+]
 
 
 class RoundState(Enum):
@@ -90,6 +99,29 @@ class Round:
         """Sites asked that have not answered."""
         return self.cohort - self._counted.keys() - self._out.keys()
 
+    @property
+    def holding(self) -> tuple[frozenset[str], str]:
+        """Sites that others wait for, and what for, in words; none before somebody has contributed."""
+        return (self.outstanding if self._counted else frozenset(), "")
+
+    @property
+    def broken(self) -> str:
+        """Why the attempt failed where no site is to blame: here there is always one."""
+        return ""
+
+    @property
+    def works_on(self) -> bool:
+        """Whether a site that was late goes on with its work, and is not asked again before that is done."""
+        return True
+
+    def asks(self, site: str) -> bool:
+        """Whether a site that has accepted the job is asked (again) to take part."""
+        return site in self.outstanding
+
+    def takes(self, site: str, payload: BlobRef) -> bool:
+        """Whether this payload of the site would be counted now."""
+        return self.expects(site) and payload.length == self.length
+
     def answered(self, site: str) -> bool:
         """Whether the site has contributed or declined; one that the deadline passed by has not."""
         return site in self._counted or (site in self._out and self._out[site].outcome is not Outcome.LATE)
@@ -160,3 +192,116 @@ class Round:
         if self.outstanding:
             return
         self.state = RoundState.CLOSED if len(self._counted) >= self.needed else RoundState.FAILED
+
+
+class SealedRound:
+    """One attempt at one step that is summed under secure aggregation, whose own machine says who is in the sum.
+
+    A site is in the cohort once it was asked. Nothing but `opened` closes it, nothing but `failed` fails it; what sites
+    say meanwhile tells only why they are missing.
+
+    Args:
+        cohort: The sites asked first.
+    """
+
+    counted: tuple[Contributed, ...] = ()
+    """What a plain sum is made of: nothing."""
+    works_on = False
+    """A site that was late is asked again at once: its machine knows what became of its work."""
+
+    def __init__(self, cohort: frozenset[str]) -> None:
+        self.cohort = cohort
+        self.state = RoundState.COLLECTING
+        self.broken = ""
+        self._behind = cohort
+        self._waits = ""
+        self._members: frozenset[str] = frozenset()
+        self._out: dict[str, Share] = {}
+
+    @property
+    def outstanding(self) -> frozenset[str]:
+        """Sites that the sum waits for."""
+        return self._behind - self._out.keys() if self.state is RoundState.COLLECTING else frozenset()
+
+    @property
+    def holding(self) -> tuple[frozenset[str], str]:
+        """Sites that others wait for, and what for, in words; none while all are waited for alike."""
+        behind = self.outstanding
+        return (frozenset() if behind == self.cohort else behind, self._waits)
+
+    def asks(self, site: str) -> bool:
+        """Has a site that has accepted the job in the cohort; always true before the sum has closed or failed."""
+        if self.state is not RoundState.COLLECTING:
+            return False
+        self.cohort |= {site}
+        self._out.pop(site, None)
+        return True
+
+    def takes(self, site: str, payload: BlobRef) -> bool:  # noqa: ARG002 - `Round` asks which
+        """Whether this payload of the site would be counted now: the coordinator sees no single one."""
+        return False
+
+    def answered(self, site: str) -> bool:
+        """Whether the site has declined."""
+        return site in self._out
+
+    def expects(self, site: str) -> bool:
+        """Whether it matters now that the site declines."""
+        return self.state is RoundState.COLLECTING and site in self.cohort and site not in self._out
+
+    def receive(self, event: RoundEvent) -> None:
+        """Takes in why a site is missing, if the sum is made without it.
+
+        Raises:
+            RemoteProtocolError: A site's answer cannot be; nothing changed.
+            LocalProtocolError: The event is one of plain sums: a bug of ours; nothing changed.
+        """
+        match event:
+            case SiteDeclined(site, cause):
+                if site not in self.cohort:
+                    raise RemoteProtocolError(f"site {site} was not asked to take part in this step")
+                if self.expects(site):
+                    self._decline(site, cause.value)
+            case Contributed(site):
+                raise RemoteProtocolError(
+                    f"site {site} contributed in plain to a step that is summed under secure aggregation",
+                    fix=f"update Parley at {site} to the coordinator's release",
+                )
+            case PayloadRefused() | DeadlinePassed():
+                raise LocalProtocolError(f"{type(event).__name__} came for a sealed sum")
+            case _:
+                assert_never(event)
+
+    def stands(self, behind: frozenset[str], waits: str, declined: tuple[tuple[str, str], ...]) -> None:
+        """Notes how far the sum has come; the first reason that is known of a site stands."""
+        if self.state is RoundState.COLLECTING:
+            self._behind, self._waits = behind, waits
+            for site, cause in declined:
+                if self.expects(site):
+                    self._decline(site, cause)
+
+    def opened(self, members: frozenset[str]) -> None:
+        """The sum is open, over exactly these sites."""
+        self.cohort |= members
+        self._members = members
+        self.state = RoundState.CLOSED
+
+    def failed(self, problem: str, *, broken: bool) -> None:
+        """The sum was given up; `broken` when no site declined and it is a failure all the same."""
+        self.broken = problem if broken else ""
+        self.state = RoundState.FAILED
+
+    def shares(self, transferred: dict[str, int]) -> tuple[Share, ...]:
+        """What became of each site of the cohort, by name; `transferred` gives each one's bytes of payload."""
+        late = {site: Share(site, Outcome.LATE, self._late(site)) for site in self.cohort}
+        counted = {site: Share(site, Outcome.COUNTED) for site in self._members}
+        shares = late | self._out | counted
+        return tuple(replace(shares[site], bytes=transferred.get(site, 0)) for site in sorted(shares))
+
+    def _late(self, site: str) -> str:
+        if self.state is RoundState.CLOSED:
+            return "was not in the sum"
+        return "the sum was given up, which waited for it" if site in self._behind else ""
+
+    def _decline(self, site: str, cause: str) -> None:
+        self._out[site] = Share(site, Outcome.DECLINED, cause)

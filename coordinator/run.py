@@ -16,7 +16,9 @@ from typing import assert_never
 from coordinator import cohort
 from coordinator.events import (
     Answer,
+    BeginSum,
     Broken,
+    CloseSums,
     Commit,
     Committed,
     Complete,
@@ -26,11 +28,13 @@ from coordinator.events import (
     Event,
     Lengths,
     Measured,
+    NoSum,
     NotCommitted,
     Prepared,
     Rejected,
     SaveSite,
     SaveState,
+    Sealing,
     Send,
     SetDeadline,
     SiteArrived,
@@ -38,6 +42,9 @@ from coordinator.events import (
     SitePaused,
     Stepped,
     StopAsked,
+    SumFailed,
+    SumOpened,
+    SumStands,
     TimeUp,
 )
 from coordinator.judging import best_round, stalled
@@ -48,6 +55,7 @@ from coordinator.round import (
     PayloadRefused,
     Round,
     RoundState,
+    SealedRound,
     SiteDeclined,
 )
 from federation.blobs import BlobRef
@@ -131,6 +139,7 @@ class Run:
         lengths: Bytes of each kind's contributions.
         better: Of each metric of the task, whether higher or lower is better.
         history: The rounds already committed, for people.
+        sealing: The secure aggregation by which its steps are summed; None where sums are plain.
     """
 
     def __init__(
@@ -140,18 +149,20 @@ class Run:
         lengths: Lengths,
         better: Mapping[str, Better],
         history: tuple[RoundView, ...] = (),
+        sealing: Sealing | None = None,
     ) -> None:
         self.record = record
         self.job = job
         self.lengths = lengths
         self.better = better
+        self.sealing = sealing
         self._digest = digest_of(record.text)
         self._history = {view.number: view for view in history}
         self._sites = {statement.name: _Site(statement.organisation) for statement in record.roster}
         for known in record.sites:
             self._sites[known.site].answer = known.answer
             self._sites[known.site].findings = known.findings
-        self._round: Round | None = None
+        self._round: Round | SealedRound | None = None
         self._attempt = 0
         self._failures = 0
         self._kind = StepKind.STATISTICS
@@ -177,7 +188,13 @@ class Run:
 
     def expects(self, site: str, payload: BlobRef) -> bool:
         """Whether this site may upload this payload now."""
-        return self._round is not None and self._round.expects(site) and payload.length == self._round.length
+        return self._round is not None and self._round.takes(site, payload)
+
+    @property
+    def seated(self) -> frozenset[str]:
+        """The sites that take part in the job now: here, not paused, and with the job accepted since they came."""
+        here = (name for name, site in self._sites.items() if site.here and site.answer == "accepted")
+        return frozenset() if self.over else frozenset(here)
 
     def offers(self, payload: BlobRef) -> bool:
         """Whether the job's sites may download this payload."""
@@ -243,6 +260,8 @@ class Run:
                 return self._end(JobState.FAILED, f"step {step} could not be stored: {problem}", now)
             case StopAsked(by):
                 return self._end(JobState.STOPPED, f"stopped by {by}", now)
+            case SumStands() | SumOpened() | SumFailed() | NoSum():
+                return self._summing(event, now)
             case _:
                 assert_never(event)
 
@@ -257,7 +276,7 @@ class Run:
             raise RemoteProtocolError(f"site {site} is not in the roster of job {self.id}")
         known.last_seen = now
         if self.over:
-            return (Send(site, self._ended()),)
+            return self._farewell(site)
         match message:
             case JobAccepted(_, digest):
                 return self._accepted(site, digest, now)
@@ -282,10 +301,11 @@ class Run:
         known.overdue = 0
         known.last_seen = now
         if self.over:
-            return (Send(site, self._ended()),)
+            return self._farewell(site)
         known.phase = None
         known.answer = ""  # it may have restarted and know of no job; one that refused may have been mended: ask again
-        return (Send(site, JobOffer(self.id, self.record.text, self.record.roster)),)
+        terms = b"" if self.sealing is None else self.sealing.terms
+        return (Send(site, JobOffer(self.id, self.record.text, self.record.roster, terms)),)
 
     def _left(self, site: str, now: float, *, for_good: bool) -> tuple[Effect, ...]:
         known = self._site(site)
@@ -315,7 +335,12 @@ class Run:
         known.paused = False
         known.trouble = ""
         known.overdue = 0  # what it was late with was put down
-        return self._advance(now)
+        return (*self._asked_again(site, now), *self._advance(now))
+
+    def _asked_again(self, site: str, now: float) -> tuple[Effect, ...]:
+        """Asks a site for the step under way, if it is to take part in it yet."""
+        ready = site in self.seated and self._round is not None and self._round.asks(site)
+        return (self._ask(site, now),) if ready else ()
 
     def _progressed(self, site: str, step: int, phase: Phase, now: float) -> tuple[Effect, ...]:
         known = self._sites[site]
@@ -340,9 +365,7 @@ class Run:
         if known.answer != "accepted":
             known.answer, known.findings, known.trouble = "accepted", (), ""
             effects.append(SaveSite(JobSite(site, "accepted")))
-        if self._round is not None and site in self._round.outstanding:
-            effects.append(self._ask(site, now))
-        return (*effects, *self._advance(now))
+        return (*effects, *self._asked_again(site, now), *self._advance(now))
 
     def _refused(self, site: str, findings: tuple[Finding, ...], now: float) -> tuple[Effect, ...]:
         known = self._sites[site]
@@ -359,7 +382,7 @@ class Run:
     def _given_up(self, now: float) -> tuple[Effect, ...]:
         """The end of a job that so many sites refused that it can never have enough, with what each of them said."""
         refused = [name for name, each in self._sites.items() if each.answer == "refused"]
-        needed = self.job.cohort.needed if self.record.started else self._minimum
+        needed = max(self.job.cohort.needed, *self._least.values(), 0) if self.record.started else self._minimum
         if not cohort.hopeless(self._sites, refused, needed):
             return ()
         told = "; ".join(f"{name}: {brief(self._sites[name].findings)}" for name in sorted(refused))
@@ -374,7 +397,17 @@ class Run:
 
     @property
     def _minimum(self) -> int:
-        return self.job.cohort.minimum_sites
+        """Sites without which the job does not start, since some step of it could never be summed."""
+        return max(self.job.cohort.minimum_sites, *self._least.values(), 0)
+
+    @property
+    def _needed(self) -> int:
+        """Sites without which the next step does not begin."""
+        return max(self.job.cohort.needed, self._least.get(self._next_kind(), 0))
+
+    @property
+    def _least(self) -> Mapping[StepKind, int]:
+        return {} if self.sealing is None else self.sealing.least
 
     @property
     def _model(self) -> BlobRef:
@@ -421,14 +454,42 @@ class Run:
             self._round.receive(DeadlinePassed())
             self._begin(now)
             return (*effects, *self._settled(now))
-        members = cohort.ready(accepted, prompt, self.job.cohort.needed)
+        members = cohort.ready(accepted, prompt, self._needed)
         if not members:
             return tuple(effects)
-        self._round = Round(members, self.job.cohort.needed, self.lengths.of(self._kind))
+        return (*effects, *self._gather(members, now))
+
+    def _gather(self, members: frozenset[str], now: float) -> tuple[Effect, ...]:
+        """Begins an attempt among these sites: a plain one ends at its deadline, a sealed one as its machine says."""
         self._begin(now)
-        effects.append(SetDeadline(self.record.next_step, self._attempt, self.job.cohort.deadline_seconds))
-        effects.extend(self._ask(site, now) for site in sorted(members))
-        return tuple(effects)
+        asked = tuple(self._ask(site, now) for site in sorted(members))
+        if self.sealing is not None:
+            self._round = SealedRound(members)
+            return (*asked, BeginSum(self._start(now)))
+        self._round = Round(members, self._needed, self.lengths.of(self._kind))
+        return (SetDeadline(self.record.next_step, self._attempt, self.job.cohort.deadline_seconds), *asked)
+
+    def _summing(self, event: SumStands | SumOpened | SumFailed | NoSum, now: float) -> tuple[Effect, ...]:
+        if isinstance(event, NoSum):
+            return self._end(JobState.FAILED, event.problem, now)
+        attempt = self._round
+        current = (event.step, event.attempt) == (self.record.next_step, self._attempt)
+        if not isinstance(attempt, SealedRound) or not current or self._committing:
+            return ()  # of an attempt that is over
+        match event:
+            case SumStands(behind=behind, waits=waits, declined=declined):
+                attempt.stands(behind, waits, declined)
+                for site, cause in declined:
+                    self._site(site).trouble = cause
+            case SumOpened(members=members):
+                attempt.opened(members)
+                for site in members:
+                    self._site(site).trouble = ""
+            case SumFailed(problem=problem, broken=broken):
+                attempt.failed(problem, broken=broken)
+            case _:
+                assert_never(event)
+        return self._settled(now)
 
     def _begin(self, now: float) -> None:
         self._began = now
@@ -438,21 +499,21 @@ class Run:
             site.phase = None
 
     def _ask(self, site: str, now: float) -> Send:
+        return Send(site, self._start(now))
+
+    def _start(self, now: float) -> StepStart:
         statistics = self._kind is StepKind.STATISTICS
         left = self.job.cohort.deadline_seconds - (now - self._began)
-        return Send(
-            site,
-            StepStart(
-                job=self.id,
-                step=self.record.next_step,
-                attempt=self._attempt,
-                kind=self._kind,
-                round=self._number(),
-                model=None if statistics else self._model,
-                preparation=None if statistics else self.record.preparation,
-                length=self.lengths.of(self._kind),
-                deadline_seconds=max(0.001, left),
-            ),
+        return StepStart(
+            job=self.id,
+            step=self.record.next_step,
+            attempt=self._attempt,
+            kind=self._kind,
+            round=self._number(),
+            model=None if statistics else self._model,
+            preparation=None if statistics else self.record.preparation,
+            length=self.lengths.of(self._kind),
+            deadline_seconds=max(0.001, left),
         )
 
     def _answered(
@@ -492,7 +553,7 @@ class Run:
                 assert_never(state)
 
     @property
-    def _open(self) -> Round:
+    def _open(self) -> Round | SealedRound:
         if self._round is None:
             raise LocalProtocolError(f"job {self.id} has no step under way")
         return self._round
@@ -508,7 +569,7 @@ class Run:
         )
 
     def _failed(self, now: float) -> tuple[Effect, ...]:
-        shares = self._open.shares(self._transferred)
+        shares, broken = self._open.shares(self._transferred), self._open.broken
         told = [Send(share.site, StepEnded(self.id, self.record.next_step, counted=False)) for share in shares]
         self._note(shares)
         self._round = None
@@ -517,10 +578,12 @@ class Run:
         # Only answers count as failures: who went away or is paused is waited for, who is late goes on with its work.
         answered = [share for share in shares if share.outcome in {Outcome.DECLINED, Outcome.REFUSED}]
         failed = [share for share in answered if share.cause != DeclineCause.PAUSED.value]
-        self._failures = self._failures + 1 if failed else 0
+        reasons = [f"{share.site}: {self._sites[share.site].trouble}" for share in failed] + [broken] * bool(broken)
+        self._failures = self._failures + 1 if reasons else 0
         if self._failures >= MAX_FAILURES:
-            reasons = "; ".join(f"{share.site}: {self._sites[share.site].trouble}" for share in failed)
-            reason = f"step {self.record.next_step} ({self._kind.value}) failed {MAX_FAILURES} times ({reasons})"
+            reason = (
+                f"step {self.record.next_step} ({self._kind.value}) failed {MAX_FAILURES} times ({'; '.join(reasons)})"
+            )
             return (*told, *self._end(JobState.FAILED, reason, now))
         return (*told, *self._advance(now))
 
@@ -600,12 +663,13 @@ class Run:
         if not self._storing or (step, self._asked) != (self.record.next_step - 1, step):
             raise LocalProtocolError(f"step {step} of job {self.id} was committed out of turn")
         self._committing = self._storing = False
-        shares = self._open.shares(self._transferred)
+        shares, works_on = self._open.shares(self._transferred), self._open.works_on
         self._round = None
         told: list[Effect] = []
         for share in shares:
             site = self._sites[share.site]
-            if share.outcome is Outcome.LATE and site.here and site.answer == "accepted" and not self.over:
+            late = share.outcome is Outcome.LATE and works_on
+            if late and site.here and site.answer == "accepted" and not self.over:
                 site.overdue = step  # it goes on with its work, and nobody waits for it until that is done
             else:
                 told.append(Send(share.site, StepEnded(self.id, step, counted=share.outcome is Outcome.COUNTED)))
@@ -659,8 +723,11 @@ class Run:
         self._committing = False
         return (SaveState(state, reason), *self._farewell())
 
-    def _farewell(self) -> tuple[Effect, ...]:
-        return tuple(Send(name, self._ended()) for name, site in sorted(self._sites.items()) if site.attending)
+    def _farewell(self, *sites: str) -> tuple[Effect, ...]:
+        """Tells these sites, or all that attend, that the job is over."""
+        told = sites or [name for name, site in sorted(self._sites.items()) if site.attending]
+        farewell = tuple(Send(name, self._ended()) for name in told)
+        return farewell if self.sealing is None else (CloseSums(farewell),)
 
     def _ended(self) -> JobEnded:
         return JobEnded(self.id, self.record.state, self.record.reason)
@@ -672,7 +739,7 @@ class Run:
             return ""
         accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
         attending = [name for name, site in self._sites.items() if site.here and not site.overdue]
-        needed = self.job.cohort.needed if self.record.started else self._minimum
+        needed = self._needed if self.record.started else self._minimum
         short = cohort.missing(accepted, attending, needed)
         if self._round is None and short:
             reasons = {
@@ -686,9 +753,8 @@ class Run:
         undecided = sorted(name for name in attending if self._sites[name].answer == "")
         if not self.record.started and undecided:
             return f"waiting for the answer of {', '.join(undecided)}"
-        if self._round is not None and self._round.outstanding and self._round.counted:
-            return f"waiting for {', '.join(sorted(self._round.outstanding))}"
-        return ""
+        holding, what = (frozenset[str](), "") if self._round is None else self._round.holding
+        return f"waiting for {', '.join(sorted(holding))}{what and ' '}{what}" if holding else ""
 
     def _site_view(self, name: str, site: _Site, now: float) -> SiteView:
         state = self._doing(name, site)
@@ -697,7 +763,7 @@ class Run:
             waited = now - self._began
             if not site.attending:
                 trouble = f"went away; the round waits for it until its deadline ({waited:.0f} s so far)"
-            elif self._round.counted:
+            elif name in self._round.holding[0]:
                 trouble = f"the round waits for it: {state} for {waited:.0f} s"
         if site.here and site.overdue:
             trouble = f"missed the deadline of step {site.overdue}; rounds go on without it until it has done that work"

@@ -235,8 +235,9 @@ class _Service:
                 if member.role is Role.OPERATOR:
                     incoming, moved = await self._operation.upload(opened.payload)
                 else:
-                    incoming, moved = self._conductor.upload(member, opened)
+                    incoming, moved = await self._conductor.upload(member, opened)
                 if incoming is None:
+                    self._conductor.stored(member.name, opened)
                     yield codec.encode_upload_reply(UploadOffset(opened.payload.length))
                     yield codec.encode_upload_reply(UploadStored())
                     return
@@ -250,7 +251,8 @@ class _Service:
                             raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
                         moved(len(chunk.content))
                         incoming.append(chunk.content)
-                    incoming.finish()
+                    await asyncio.to_thread(incoming.finish)  # it may have to reach the disk
+                    self._conductor.stored(member.name, opened)
                     yield codec.encode_upload_reply(UploadStored())
                 finally:
                     incoming.pause()

@@ -261,9 +261,46 @@ class Cohort(Frozen):
 
 
 class Privacy(Frozen):
-    """What the coordinator may see. `plain` shows it each site's update; the sites' policies must allow that."""
+    """What the coordinator may see: with `rostersum`, the default, sums of many sites and nothing of any one.
 
-    secure_aggregation: Literal["plain"]
+    `plain` shows it each site's update; that must stand here, and the sites' policies must allow it. The other keys
+    are RosterSum's. `churn`: who may be missing from a sum; with `cells` (the default) a sum holds whole cells only, so
+    that no two sums differ by one site; with `open` any site may be missing, and subtracting sums may show its update.
+    `cells`: the sites of each cell; without it the whole roster is one. `colluding_sites` and
+    `colluding_organisations`: how many may collude with the coordinator; by default a third of the sites. `clip`: the
+    largest L2 norm of an update, `bound`: the largest magnitude of one of its values (by default as large as `clip`).
+    `weighting`: what a site weighs; records counts only in cells. `weights`: the least and the largest weight.
+    `rows_minimum`: rows with which a site may take part. `rescue`: whether the others may end the round of a site that
+    is lost after its upload. `post_quantum`: whether keys are agreed by ML-KEM-768 as well.
+    """
+
+    secure_aggregation: Literal["rostersum", "plain"] = "rostersum"
+    churn: Literal["cells", "open"] = "cells"
+    cells: Annotated[tuple[Annotated[tuple[_Word, ...], _AsTuple], ...], _AsTuple, Field(max_length=_MOST_ITEMS)] = ()
+    colluding_sites: int | None = Field(default=None, ge=0, le=98)
+    colluding_organisations: int | None = Field(default=None, ge=0, le=98)
+    clip: float = Field(default=10.0, gt=0, le=1e9)
+    bound: float | None = Field(default=None, gt=0, le=1e9)
+    weighting: Literal["records", "uniform"] | None = None
+    weights: Annotated[tuple[int, int], _AsTuple] = (10, 40_960)
+    rows_minimum: int = Field(default=10, ge=10, le=1_000_000)
+    rescue: bool = True
+    post_quantum: bool = True
+
+    def contradictions(self) -> Iterator[tuple[KeyPath, str]]:
+        """Keys that plain aggregation does not heed; weights out of proportion; a site that stands in two cells."""
+        least, most = self.weights
+        if self.secure_aggregation == "plain":
+            for key, field in type(self).model_fields.items():
+                if key != "secure_aggregation" and getattr(self, key) != field.default:
+                    yield (key,), "belongs to secure aggregation; plain aggregation does not heed it"
+        if not 1 <= least <= most <= 4096 * least:
+            yield ("weights",), "must be the least and the largest weight, which may be at most 4096 times as large"
+        if self.weighting == "records" and self.churn == "open":
+            yield ("weighting",), 'must be "uniform" with open churn: a missing site would show its number of records'
+        sites = tuple(site for cell in self.cells for site in cell)
+        for index in _repeated(sites):
+            yield ("cells",), f"the site {_quoted(sites[index])} stands twice"
 
 
 class Job(Frozen):
@@ -279,7 +316,7 @@ class Job(Frozen):
     strategy: SerializeAsAny[StrategySettings]
     rounds: Rounds
     cohort: Cohort
-    privacy: Privacy
+    privacy: Privacy = Field(default_factory=Privacy)
 
     @field_validator("format", mode="before")
     @classmethod

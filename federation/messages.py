@@ -52,6 +52,7 @@ __all__ = [
     "RevocationList",
     "Role",
     "RoundView",
+    "Sealed",
     "ShowJob",
     "ShowModel",
     "SiteView",
@@ -83,6 +84,7 @@ _MAX_KEY = 512
 _MAX_LIST = 10_000
 _MAX_ROUNDS = 100_000
 _MAX_CERTIFICATE = 64 * 1024
+_MAX_SEALED = 256 * 1024
 _MAX_TROUBLE = 64 * 1024  # all findings of a data contract, told in one text
 _MAX_COUNT = 2**63 - 1  # what a database's signed integer holds
 _MAX_SECONDS = 253_402_300_799  # the last second of the year 9999: later times are no dates
@@ -306,17 +308,35 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class JobOffer:
-    """A job that the site is invited to: the whole job file and the roster of members who may take part."""
+    """A job that the site is invited to: the whole job file and the roster of members who may take part.
+
+    `terms` are those of its secure aggregation, as `rostersum.terms.Terms.encode` writes them; empty when it is plain.
+    """
 
     job: str
     text: str
     roster: tuple[MembershipStatement, ...]
+    terms: bytes = b""
 
     def __post_init__(self) -> None:
         """Refuses what is no job."""
         _name(self.job, "a job's id")
         _text(self.text, "a job file", _MAX_TEXT)
         _require(0 < len(self.roster) <= _MAX_LIST, "a job's roster must name its sites")
+        _require(len(self.terms) <= _MAX_TEXT, "a job's terms are too long")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A message of the job's secure aggregation, either way: `content` is its own encoding, with its own signature."""
+
+    job: str
+    content: bytes
+
+    def __post_init__(self) -> None:
+        """Refuses what no message of the protocol is as long as."""
+        _name(self.job, "a job's id")
+        _require(0 < len(self.content) <= _MAX_SEALED, "a message of secure aggregation must have 1..262144 bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,8 +532,8 @@ class Refusal:
             _text(value, "a refusal's text", 4000)
 
 
-FromSite = Hello | Heartbeat | JobAccepted | JobRefused | Progress | Contribution | Declined | Availability
-FromCoordinator = Welcome | Heartbeat | JobOffer | StepStart | StepEnded | JobEnded | RevocationList | Refusal
+FromSite = Hello | Heartbeat | JobAccepted | JobRefused | Progress | Contribution | Declined | Availability | Sealed
+FromCoordinator = Welcome | Heartbeat | JobOffer | StepStart | StepEnded | JobEnded | RevocationList | Refusal | Sealed
 
 
 # ----------------------------------------------------------------------------------------------------------- payloads

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from federation.errors import RemoteProtocolError
+from federation.sums import MOST_ROWS, SumField
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from federation.vector import F32, F64
     from tasks.task import Better
 
-__all__ = ["BINARY_BETTER", "CLASS_BETTER", "VALUE_BETTER", "BinaryCounts", "ClassCounts", "Counts", "ValueCounts"]
+__all__ = [
+    "BINARY_BETTER",
+    "CLASS_BETTER",
+    "COARSE",
+    "VALUE_BETTER",
+    "BinaryCounts",
+    "ClassCounts",
+    "Counts",
+    "ValueCounts",
+]
 
 BINARY_BETTER: Mapping[str, Better] = MappingProxyType({"loss": "lower", "accuracy": "higher", "auc": "higher"})
 CLASS_BETTER: Mapping[str, Better] = MappingProxyType(
@@ -29,6 +39,12 @@ VALUE_BETTER: Mapping[str, Better] = MappingProxyType(
 )
 
 _BINS = 512
+COARSE = 32
+"""Score bins of an exact secure sum: the most that a site answers."""
+_MOST_LOSS = 32.0 * MOST_ROWS
+"""Largest total loss of one site's rows; a worse model's is counted as this."""
+_FRAC = 24
+"""Binary places of a total loss: a hundred sites' sums fit 62 bits."""
 _FINE = 0.25
 _LIMIT = 32.0
 
@@ -39,6 +55,11 @@ class Counts(Protocol):
     @property
     def size(self) -> int:
         """Words of the vector."""
+        ...
+
+    @property
+    def fields(self) -> tuple[SumField, ...]:
+        """What the words of the vector are, in their order."""
         ...
 
     @property
@@ -65,11 +86,28 @@ class BinaryCounts:
 
     The 512 score bins are equal steps of asinh(logit / 0.25) over |logit| <= 32: steps of 0.005 at a logit of 0, where
     models begin, of 0.04 at 2 and 0.1 at 5. Scores in one bin count as tied: the AUC is that of the rows within half a
-    point as long as the scores spread over several bins, and is drawn towards one half when they do not.
+    point as long as the scores spread over several bins, and is drawn towards one half when they do not. An exact
+    secure sum may have 32 bins at most: they are 16 times as wide.
     """
 
-    size: ClassVar[int] = 3 + 2 * _BINS
+    bins: int = _BINS
     better: ClassVar[Mapping[str, Better]] = BINARY_BETTER
+
+    @property
+    def size(self) -> int:
+        """Words of the vector."""
+        return 3 + 2 * self.bins
+
+    @property
+    def fields(self) -> tuple[SumField, ...]:
+        """Rows, correct ones, log-loss, and two histograms of scores."""
+        return (
+            _count("rows"),
+            _count("correct"),
+            _loss("log-loss"),
+            _count("positives", self.bins),
+            _count("negatives", self.bins),
+        )
 
     def count(self, outputs: F32, labels: npt.NDArray[np.generic]) -> F64:
         """The vector [size] of these rows; a positive logit predicts 1."""
@@ -77,12 +115,12 @@ class BinaryCounts:
         positive = labels.astype(np.bool_)
         losses = np.logaddexp(0.0, logits) - logits * positive
         scale = np.arcsinh(np.clip(logits, -_LIMIT, _LIMIT) / _FINE) / np.arcsinh(_LIMIT / _FINE)
-        bins = np.minimum((_BINS * (scale + 1) / 2).astype(np.int64), _BINS - 1)
+        bins = np.minimum((self.bins * (scale + 1) / 2).astype(np.int64), self.bins - 1)
         return np.concatenate(
             [
                 [logits.size, np.sum((logits > 0) == positive), np.sum(losses)],
-                np.bincount(bins[positive], minlength=_BINS),
-                np.bincount(bins[~positive], minlength=_BINS),
+                np.bincount(bins[positive], minlength=self.bins),
+                np.bincount(bins[~positive], minlength=self.bins),
             ]
         ).astype(np.float64)
 
@@ -92,7 +130,7 @@ class BinaryCounts:
         if rows == 0:
             return {"n": 0.0}
         found = {"n": rows, "loss": float(total[2] / rows), "accuracy": float(total[1] / rows)}
-        positives, negatives = total[3 : 3 + _BINS], total[3 + _BINS :]
+        positives, negatives = total[3 : 3 + self.bins], total[3 + self.bins :]
         pairs = positives.sum() * negatives.sum()
         if pairs > 0:
             below = np.cumsum(negatives) - negatives
@@ -111,6 +149,11 @@ class ClassCounts:
     def size(self) -> int:
         """Words of the vector."""
         return 2 + self.classes * self.classes
+
+    @property
+    def fields(self) -> tuple[SumField, ...]:
+        """Rows, log-loss, and the confusion."""
+        return (_count("rows"), _loss("log-loss"), _count("confusion", self.classes * self.classes))
 
     def count(self, outputs: F32, labels: npt.NDArray[np.generic]) -> F64:
         """The vector [size] of these rows; the highest logit predicts, the first of equals."""
@@ -150,6 +193,13 @@ class ValueCounts:
     half: float
     size: ClassVar[int] = 5
     better: ClassVar[Mapping[str, Better]] = VALUE_BETTER
+    fields: ClassVar[tuple[SumField, ...]] = (
+        SumField("rows", 1, 0, 0.0, float(MOST_ROWS)),
+        SumField("squared errors", 1, _FRAC, 0.0, _MOST_LOSS),
+        SumField("absolute errors", 1, _FRAC, 0.0, _MOST_LOSS),
+        SumField("labels", 1, _FRAC, -float(MOST_ROWS), float(MOST_ROWS)),
+        SumField("squared labels", 1, _FRAC, 0.0, float(MOST_ROWS)),
+    )
 
     def count(self, outputs: F32, labels: npt.NDArray[np.generic]) -> F64:
         """The vector [size] of these rows."""
@@ -168,6 +218,14 @@ class ValueCounts:
         if variance > 1e-12:  # noqa: PLR2004 - the rounding of a difference of squares below 1
             found["r2"] = 1 - squared / variance
         return found
+
+
+def _count(name: str, width: int = 1) -> SumField:
+    return SumField(name, width, 0, 0.0, float(MOST_ROWS))
+
+
+def _loss(name: str) -> SumField:
+    return SumField(name, 1, _FRAC, 0.0, _MOST_LOSS)
 
 
 def _rows(total: F64, size: int, cells: slice | None = None) -> float:

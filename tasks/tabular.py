@@ -12,8 +12,18 @@ from pydantic import Field, Strict
 from federation.errors import ConfigurationError, DataContractError, RemoteProtocolError
 from federation.findings import Finding, rows
 from federation.job import CategoricalColumn, NumericColumn, TaskSettings
+from federation.sums import MOST_ROWS, SumField
 from tasks import _columns
-from tasks._evaluation import BINARY_BETTER, CLASS_BETTER, VALUE_BETTER, BinaryCounts, ClassCounts, Counts, ValueCounts
+from tasks._evaluation import (
+    BINARY_BETTER,
+    CLASS_BETTER,
+    COARSE,
+    VALUE_BETTER,
+    BinaryCounts,
+    ClassCounts,
+    Counts,
+    ValueCounts,
+)
 from tasks._preparation import NumericPreparation, Preparation
 from tasks.partition import stratified_split
 from tasks.task import Examples, Loss
@@ -40,6 +50,8 @@ _FEW = Field(max_length=1000)
 _WIDEST = 1e30
 _NO_VARIANCE = 1e-12
 """Variance, in squared half-widths of the public range, below which a column is a constant plus rounding."""
+_FRAC = 30
+"""Binary places of a sum of values within -1..1: a hundred sites' sums fit 62 bits."""
 _SLACK = 1e-6
 """What summation in another order, or at fixed point, may add to a statistic, relative to the number of values."""
 
@@ -96,18 +108,20 @@ def check_job(job: Job) -> None:
 
 def make(job: Job) -> TabularTask:
     """The task of `job`, which `check_job` let pass."""
-    return TabularTask(_settings(job), job.data)
+    return TabularTask(_settings(job), job.data, coarse=job.privacy.secure_aggregation != "plain")
 
 
 @dataclass(frozen=True)
 class TabularTask:
     """A table's rows as examples. Inputs: numeric columns one each, categories one-hot without the first.
 
-    A category's own column for missing values stands after its others.
+    A category's own column for missing values stands after its others. `coarse`: scores are counted in 32 bins, the
+    most that exact secure sums may have, instead of 512.
     """
 
     settings: Settings
     contract: DataContract
+    coarse: bool = False
 
     @cached_property
     def features(self) -> int:
@@ -128,6 +142,22 @@ class TabularTask:
     def evaluation_size(self) -> int:
         """Words of the evaluation vector."""
         return self._counts.size
+
+    @property
+    def statistics_fields(self) -> tuple[SumField, ...]:
+        """Count, sum and squares of each numeric column, values in half-widths of its public range: within -1..1."""
+        if not self.statistics_size:
+            return ()
+        return tuple(
+            SumField(f"column {number}: {what}", 1, frac, low, float(MOST_ROWS))
+            for number in range(len(self._numeric))
+            for what, frac, low in (("count", 0, 0.0), ("sum", _FRAC, -float(MOST_ROWS)), ("squares", _FRAC, 0.0))
+        )
+
+    @property
+    def evaluation_fields(self) -> tuple[SumField, ...]:
+        """What the evaluation counts."""
+        return self._counts.fields
 
     @property
     def loss(self) -> Loss:
@@ -271,7 +301,7 @@ class TabularTask:
     def _counts(self) -> Counts:
         match self.settings.target:
             case "binary":
-                return BinaryCounts()
+                return BinaryCounts(COARSE) if self.coarse else BinaryCounts()
             case "multiclass":
                 return ClassCounts(len(self.settings.classes))
             case "regression":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from federation.findings import Finding
     from federation.job import Job
+    from federation.sums import SumField
     from federation.vector import F32, F64
 
 __all__ = ["Better", "Examples", "Loss", "Task", "TaskFile"]
@@ -67,6 +68,16 @@ class Task(Protocol):
     @property
     def evaluation_size(self) -> int:
         """Words of the evaluation vector."""
+        ...
+
+    @property
+    def statistics_fields(self) -> tuple[SumField, ...]:
+        """What the words of the statistics vector are, in their order; none when the job needs no statistics step."""
+        ...
+
+    @property
+    def evaluation_fields(self) -> tuple[SumField, ...]:
+        """What the words of the evaluation vector are, in their order."""
         ...
 
     @property

@@ -21,6 +21,7 @@ __all__ = [
     "Report",
     "Request",
     "Subject",
+    "Table",
     "Train",
     "Warm",
     "decode_answer",
@@ -110,10 +111,26 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """What was read for a job under secure aggregation; none of it is sent.
+
+    `digest` names the table's version: SHA-256, in hexadecimal, of its columns and of all rows in their order. `rows`
+    and `test_rows` are those left to train and to test on, `rarest` the training rows of the class that has the fewest
+    (0 where one has none); None where there are no classes.
+    """
+
+    digest: str
+    rows: int
+    test_rows: int
+    rarest: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """It is done: `length` values lie at the output path (0 when none was asked for).
 
-    `weight` is the number of rows behind them, `seconds` the time from request to answer.
+    `weight` is the number of rows behind them, `seconds` the time from request to answer. `table` is of jobs under
+    secure aggregation alone, and of none whose data is refused.
     """
 
     length: int = 0
@@ -121,6 +138,7 @@ class Done:
     seconds: float = 0.0
     findings: tuple[Finding, ...] = ()
     report: Report = Report()
+    table: Table | None = None
     kind: Literal["done"] = "done"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
+from client import tables
 from client.data import contract, readers
 from client.data.registry import DataSets
 from client.training.protocol import (
@@ -24,6 +25,7 @@ from client.training.protocol import (
     Report,
     Request,
     Subject,
+    Table,
     Train,
     Warm,
 )
@@ -32,6 +34,7 @@ from federation import plugins
 from federation.errors import DataContractError, ParleyError, StorageError
 from federation.findings import refusals, told
 from federation.vector import from_safetensors
+from tasks.task import Loss
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,7 +75,7 @@ class Worker:
         except Exception as bug:  # noqa: BLE001 - the process must live to tell, without a foreign text that may show data
             _log.exception("a request failed")
             return _foreign(bug)
-        return Done(done.length, done.weight, time.perf_counter() - begin, done.findings, done.report)
+        return replace(done, seconds=time.perf_counter() - begin)
 
     def _do(self, request: Request) -> Done:
         match request:
@@ -83,17 +86,21 @@ class Worker:
             case CheckData():
                 self._case = None
                 case = self._open(request.subject)
-                return Done(findings=case.findings)
+                return Done(findings=case.findings, table=None if refusals(case.findings) else case.facts)
             case ComputeStatistics():
                 case = self._ready(request.subject)
                 training, _ = case.parts
-                return _write(request.output, case.task.statistics(training), len(training), Report(rows=len(training)))
+                report = Report(rows=len(training))
+                done = _write(request.output, case.task.statistics(training), len(training), report)
             case Train():
-                return _train(self._ready(request.subject), request)
+                case = self._ready(request.subject)
+                done = _train(case, request)
             case Evaluate():
-                return _evaluate(self._ready(request.subject), request)
+                case = self._ready(request.subject)
+                done = _evaluate(case, request)
             case _:
                 assert_never(request)
+        return replace(done, table=case.facts)
 
     def _open(self, subject: Subject) -> _Case:
         """The case of `subject`, read anew if anything about it changed."""
@@ -138,6 +145,26 @@ class _Case:
     def parts(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Training and test rows."""
         return self.task.split(self.table)
+
+    @cached_property
+    def facts(self) -> Table | None:
+        """What secure aggregation must know of the table; None where the job has none."""
+        if self.job.privacy.secure_aggregation == "plain":
+            return None
+        training, testing = self.parts
+        return Table(tables.version(self.table).hex(), len(training), len(testing), self._rarest(training))
+
+    def _rarest(self, training: pd.DataFrame) -> int | None:
+        match self.task.loss:
+            case Loss.SQUARED:
+                return None
+            case Loss.LOGISTIC:
+                classes = 2
+            case Loss.CROSS_ENTROPY:
+                classes = self.task.outputs
+            case _:
+                assert_never(self.task.loss)
+        return int(np.bincount(self.task.labels(training), minlength=classes).min())
 
     @cached_property
     def plan(self) -> DevicePlan:

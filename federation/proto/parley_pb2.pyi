@@ -344,9 +344,12 @@ class JobOffer(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     text: _builtins.str
     """the whole job file"""
+    terms: _builtins.bytes
+    """of secure aggregation; empty when it is plain"""
     @_builtins.property
     def roster(self) -> _containers.RepeatedCompositeFieldContainer[Global___MembershipStatement]: ...
     def __init__(
@@ -355,14 +358,38 @@ class JobOffer(_message.Message):
         job: _builtins.str = ...,
         text: _builtins.str = ...,
         roster: _abc.Iterable[Global___MembershipStatement] | None = ...,
+        terms: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "roster", b"roster", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "roster", b"roster", "terms", b"terms", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobOffer: _TypeAlias = JobOffer  # noqa: Y015
+
+@_typing.final
+class Sealed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    content: _builtins.bytes
+    """a message of the job's secure aggregation, in the protocol's own encoding"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sealed: _TypeAlias = Sealed  # noqa: Y015
 
 @_typing.final
 class JobAccepted(_message.Message):
@@ -702,6 +729,7 @@ class FromSite(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
     AVAILABILITY_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -718,6 +746,8 @@ class FromSite(_message.Message):
     def declined(self) -> Global___Declined: ...
     @_builtins.property
     def availability(self) -> Global___Availability: ...
+    @_builtins.property
+    def sealed(self) -> Global___Sealed: ...
     def __init__(
         self,
         *,
@@ -729,12 +759,13 @@ class FromSite(_message.Message):
         contribution: Global___Contribution | None = ...,
         declined: Global___Declined | None = ...,
         availability: Global___Availability | None = ...,
+        sealed: Global___Sealed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["availability", b"availability", "body", b"body", "contribution", b"contribution", "declined", b"declined", "heartbeat", b"heartbeat", "hello", b"hello", "job_accepted", b"job_accepted", "job_refused", b"job_refused", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "job_accepted", "job_refused", "progress", "contribution", "declined", "availability"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "job_accepted", "job_refused", "progress", "contribution", "declined", "availability", "sealed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -752,6 +783,7 @@ class FromCoordinator(_message.Message):
     JOB_ENDED_FIELD_NUMBER: _builtins.int
     REVOCATION_LIST_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -768,6 +800,8 @@ class FromCoordinator(_message.Message):
     def revocation_list(self) -> Global___RevocationList: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def sealed(self) -> Global___Sealed: ...
     def __init__(
         self,
         *,
@@ -779,12 +813,13 @@ class FromCoordinator(_message.Message):
         job_ended: Global___JobEnded | None = ...,
         revocation_list: Global___RevocationList | None = ...,
         refusal: Global___Refusal | None = ...,
+        sealed: Global___Sealed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "job_ended", b"job_ended", "job_offer", b"job_offer", "refusal", b"refusal", "revocation_list", b"revocation_list", "step_ended", b"step_ended", "step_start", b"step_start", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "job_ended", b"job_ended", "job_offer", b"job_offer", "refusal", b"refusal", "revocation_list", b"revocation_list", "sealed", b"sealed", "step_ended", b"step_ended", "step_start", b"step_start", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "job_ended", b"job_ended", "job_offer", b"job_offer", "refusal", b"refusal", "revocation_list", b"revocation_list", "step_ended", b"step_ended", "step_start", b"step_start", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "job_ended", b"job_ended", "job_offer", b"job_offer", "refusal", b"refusal", "revocation_list", b"revocation_list", "sealed", b"sealed", "step_ended", b"step_ended", "step_start", b"step_start", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "heartbeat", "job_offer", "step_start", "step_ended", "job_ended", "revocation_list", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "heartbeat", "job_offer", "step_start", "step_ended", "job_ended", "revocation_list", "refusal", "sealed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

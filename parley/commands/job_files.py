@@ -12,7 +12,18 @@ from rich.table import Table
 
 from federation import job as job_file
 from federation.errors import ConfigurationError, ParleyError
-from federation.job import CategoricalColumn, Cohort, Column, Frozen, Job, JobProblem, NumericColumn, Rounds, Training
+from federation.job import (
+    CategoricalColumn,
+    Cohort,
+    Column,
+    Frozen,
+    Job,
+    JobProblem,
+    NumericColumn,
+    Privacy,
+    Rounds,
+    Training,
+)
 
 __all__ = ["check", "example", "load", "new", "read"]
 
@@ -237,6 +248,36 @@ def _sight(job: Job) -> str:
                 "The coordinator sees each site's update, and each site's sums for statistics and evaluation; a site "
                 "takes part only if its policy allows that."
             )
+        case "rostersum":
+            coordinator = (
+                f"The coordinator sees sums over many sites (RosterSum) and no site's own update, statistics or "
+                f"evaluation. {_churn(job.privacy)}"
+            )
         case never:
             assert_never(never)
     return f"No record leaves its site. {coordinator} Every site sees the global model of each round."
+
+
+def _churn(privacy: Privacy) -> str:
+    """Who may be missing from a sum, and what that costs."""
+    bears = "a third of the sites" if privacy.colluding_sites is None else f"{privacy.colluding_sites} sites"
+    holds = f"That holds while at most {bears} work together with the coordinator."
+    match privacy.churn:
+        case "cells" if len(privacy.cells) > 1:
+            missing = (
+                f"A sum holds whole cells of sites ({len(privacy.cells)} cells): one missing site keeps its cell out, "
+                "and no subtraction of sums shows a site."
+            )
+        case "cells":
+            missing = (
+                "Nobody may be missing from a sum: each round waits for all sites, and no subtraction of sums shows "
+                "one of them."
+            )
+        case "open":
+            missing = (
+                "Any site may be missing from a sum of updates. The price: whoever sees two sums that differ by one "
+                "site can subtract them and see that site's update; every site's policy must allow it (allow_open)."
+            )
+        case never:
+            assert_never(never)
+    return f"{missing} {holds}"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,14 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from client import pause as pausing
+from client import resumption
 from client.backoff import Backoff
 from client.connection import Connection as Wire
 from client.connection import Line
 from client.data.registry import DataSet, DataSets
-from client.policy import EXAMPLE, Policy, parse
+from client.policy import EXAMPLE, Policy, SecureAggregation, floor, parse
 from client.proxy import FILE, Proxy, chosen
 from client.session import SiteIdentity
-from federation import files
+from federation import audit, files
 from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState
 from parley.commands.consortium import read_string
@@ -34,8 +35,12 @@ from parley.dialling import line
 from parley.homes import Connection, Identity, MemberHome
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, logs, run
 from privacy import identity
+from privacy.secure_aggregation.rostersum.site_events import Clock, ReTable
 
-__all__ = ["app", "approved", "door", "install", "join_as", "read_policy"]
+if TYPE_CHECKING:
+    from client.summing import Sealing
+
+__all__ = ["app", "approved", "door", "install", "join_as", "read_policy", "sealing"]
 
 app = typer.Typer(no_args_is_help=True, help="Join a consortium, register data, attend (hospital or bank).")
 dataset = typer.Typer(no_args_is_help=True, help="The data sets that this site may use; they stay where they are.")
@@ -44,6 +49,8 @@ app.add_typer(dataset, name="dataset")
 log = logging.getLogger("parley.site")
 
 _POLICY = "policy.toml"
+_VAULT, _WITNESS = "vault.db", "vault.count"
+"""A site's durable state of secure aggregation, and the file beside it that counts its changes."""
 
 app.command("service")(site_service)
 
@@ -142,6 +149,9 @@ def attend(
         str, typer.Option(help="http://[user:password@]host:port of a proxy to dial through.", show_default=False)
     ] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="This site's vault is an older copy, and what it lacks was re-entered.")
+    ] = False,
     home_: HomeOption = None,
 ) -> None:
     """Attends until it is told to end. It only dials out, and comes back by itself after every cut."""
@@ -155,7 +165,7 @@ def attend(
     if not DataSets(member.folder).list():
         log.warning("no data set is registered here yet: parley site dataset add NAME PATH")
     with _only_agent(member.folder), contextlib.suppress(asyncio.CancelledError):
-        run(_attend(member, proxy))
+        run(_attend(member, proxy, restored=restored))
     log.info("ended")
 
 
@@ -179,24 +189,49 @@ def _only_agent(folder: Path) -> Iterator[None]:
         yield
 
 
-async def _attend(member: MemberHome, proxy: str) -> None:
+@contextlib.contextmanager
+def sealing(folder: Path, own: Identity, *, restored: bool = False) -> "Iterator[Sealing]":
+    """A site's protocol key with its vault and its audit log, open in this process and in no other.
+
+    Raises:
+        StorageError: Another process has them open, they are damaged, the vault is an older copy, or the disk refuses.
+    """
+    from client.summing import Sealing
+    from client.vault import Vault
+
+    name = audit.LogName(own.statement.name, own.statement.role.value)
+    with (
+        Vault(folder / _VAULT, folder / _WITNESS, restored=restored) as vault,
+        audit.AuditLog(folder / audit.FILE, name, time.time()) as log_,
+    ):
+        yield Sealing(own.keys.protocol, vault, log_)
+
+
+async def _attend(member: MemberHome, proxy: str, *, restored: bool) -> None:
     from client.agent import Agent
 
     own = member.load()
-    agent = Agent(
-        member.folder,
-        line(member, proxy),
-        SiteIdentity(own.statement, own.root, own.revocations),
-        _PolicyReader(member),
-        member.update_revocations,
-    )
+    with sealing(member.folder, own, restored=restored) as sealed:
+        agent = Agent(
+            member.folder,
+            line(member, proxy),
+            SiteIdentity(own.statement, own.root, own.revocations),
+            _PolicyReader(member),
+            member.update_revocations,
+            sealing=sealed,
+        )
+        _end_on_signals()
+        log.info("%s dials %s", own.statement.name, own.connection.address)
+        await agent.run()
+
+
+def _end_on_signals() -> None:
+    """Ends the agent, and not this process in the middle of what it does."""
     task = asyncio.current_task()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows has no handlers: Ctrl-C interrupts asyncio.run there
             if task is not None:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    log.info("%s dials %s", own.statement.name, own.connection.address)
-    await agent.run()
 
 
 @app.command()
@@ -215,6 +250,15 @@ def resume(home_: HomeOption = None) -> None:
     """Lets this site take part in steps again."""
     told = "goes on" if pausing.resume(_own(home_)) else "was not paused"
     console.print(f"This site {told}.")
+
+
+@app.command("resume-job")
+def resume_job(
+    job: Annotated[str, typer.Argument(help="The job's id, as this site's log names it.")], home_: HomeOption = None
+) -> None:
+    """Lets one job go on that waits for you: under secure aggregation, after rounds that ended badly at this site."""
+    resumption.resume_job(_own(home_), job)
+    console.print(f"The agent of this site lets {job} go on within a second, if it waits for you.")
 
 
 def _own(home_: Path | None) -> Path:
@@ -237,8 +281,15 @@ def policy(home_: HomeOption = None, as_json: JsonOption = False) -> None:
         emit(rules.model_dump())
         return
     console.print(f"{member.folder / _POLICY}", style="bold")
-    for key, value in rules.model_dump().items():
-        console.print(f"  {key} = {value}", highlight=False)
+    _show(rules)
+    console.print("  [secure_aggregation]", highlight=False, markup=False)
+    _show(rules.secure_aggregation)
+
+
+def _show(rules: Policy | SecureAggregation) -> None:
+    """Each rule of a table, and none of the tables below it."""
+    for key, value in rules.model_dump(mode="json", exclude={"secure_aggregation"}).items():
+        console.print(f"  {key} = {value}", highlight=False, markup=False)
 
 
 def read_policy(member: MemberHome) -> Policy:
@@ -304,6 +355,29 @@ def list_datasets(home_: HomeOption = None, as_json: JsonOption = False) -> None
     for each in found:
         table.add_row(each.name, each.kind, Text(each.shown), Text(each.query))  # as Text: SQL may have brackets
     console.print(table if found else "No data set is registered yet. Next:  parley site dataset add NAME PATH")
+
+
+@dataset.command("accept")
+def accept_dataset(
+    name: Annotated[str, typer.Argument(help="The data set's name.")],
+    rows_changed: Annotated[int, typer.Option(help="How many rows are new, other, or gone.")],
+    home_: HomeOption = None,
+) -> None:
+    """Lets new jobs sum over the present version of a data set. The agent must not run, nor a job on it be open.
+
+    Under secure aggregation the difference of sums over two versions is the change: few rows must not be all of it.
+    """
+    from client import tables
+    from client.data import readers
+
+    member = home(home_).site
+    own, rules = member.load(), read_policy(member)
+    with errors.status(f"Reading {name} ..."):
+        version = tables.version(readers.read(DataSets(member.folder).get(name)))
+    change = ReTable(rules.secure_aggregation.family(name), version, rows_changed)
+    with _only_agent(member.folder), sealing(member.folder, own) as held:
+        tables.accept(held, floor(rules, (), own.revocations), change, Clock(time.time(), time.monotonic()))
+    console.print(f"[bold]{name}[/]: exact sums of new jobs read its present version.")
 
 
 @dataset.command("remove")

@@ -1,11 +1,18 @@
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from client import policy
-from client.policy import Policy
+from client.policy import Admitted, Policy, SecureAggregation
 from federation import job
 from federation.errors import ConfigurationError, WhoActs
+from federation.messages import JobOffer, RevocationList, Role
+from privacy.identity import MemberKeys, Root, request_for
+from privacy.secure_aggregation.rostersum.floor import Floor
+from privacy.secure_aggregation.rostersum.plans import terms_of
+from privacy.secure_aggregation.rostersum.terms import Churn, Kind
+from tasks import tabular
 
 OPEN = Policy(datasets=("*",), tasks=("*",), models=("*",), jobs=("*",), allow_plain_aggregation=True)
 
@@ -129,3 +136,107 @@ def test_a_text_that_is_not_toml_is_refused_with_its_line() -> None:
     """The line that breaks the file is told."""
     with pytest.raises(ConfigurationError, match=r"policy\.toml is not TOML: .*line 2"):
         policy.parse('datasets = ["*"]\ntasks = [all]\n', "policy.toml")
+
+
+# ------------------------------------------------------------------------------------------------- secure aggregation
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job under secure aggregation, and the consortium that made its roster."""
+
+    job: Admitted
+    root: Root
+
+    @property
+    def nobody(self) -> RevocationList:
+        """Nobody is revoked."""
+        return self.root.sign_revocations(1, 1_800_000_000, ())
+
+
+@pytest.fixture(scope="module")
+def asked(job_text: Callable[..., str]) -> Asked:
+    """A job of three hospitals."""
+    text = job_text().replace('"plain"', '"rostersum"').replace("minimum_sites = 2", "minimum_sites = 3")
+    root, parsed = Root.create("heart", 1_800_000_000), job.parse(text)
+    names = ("athens", "berlin", "cork")
+    requests = [request_for(name, name, Role.SITE, MemberKeys.generate(), "test") for name in names]
+    roster = tuple(root.approve(each, 1_800_000_000)[1] for each in requests)
+    task = tabular.make(parsed)
+    terms = terms_of(parsed, bytes(16), roster, bytes(32), 2, task.statistics_fields, task.evaluation_fields)
+    return Asked(Admitted(parsed, JobOffer("risk-1", text, roster, terms.encode()), terms), root)
+
+
+def _sums(**rules: object) -> Policy:
+    return OPEN.model_copy(update={"secure_aggregation": SecureAggregation(**rules)})  # type: ignore[arg-type]
+
+
+def test_the_floor_is_what_the_file_says(asked: Asked) -> None:
+    """Each number by itself; what the file does not say is as the text has it."""
+    text = """
+        datasets = ["*"]
+        tasks = ["*"]
+        models = ["*"]
+        jobs = ["*"]
+        [secure_aggregation]
+        colluding_sites = 4
+        colluding_organisations = 3
+        rows_minimum = 50
+        allow_open = true
+        declared_weight = 7
+        drift_max = 2.5
+        families = [{ dataset = "heart", family = "cardiology" }]
+    """
+    limits = policy.floor(policy.parse(text, "policy.toml"), (asked.job,), asked.nobody)
+    churns = {(kind, churn) for kind in Kind for churn in (Churn.CELLS, Churn.OPEN)}
+    assert (limits.c_max, limits.g_max, limits.rows_min, limits.declared, limits.drift_max) == (4, 3, 50, 7, 2.5)
+    assert (limits.allow_open, limits.churns, limits.families) == (True, frozenset(churns), frozenset({"cardiology"}))
+
+    usual = policy.floor(OPEN, (asked.job,), asked.nobody)
+    terms = asked.job.terms
+    tasks = {plan.task_digest for plan in terms.plans}
+    assert usual == Floor(1, 1, frozenset({terms.roster.hash}), frozenset(tasks), frozenset({"heart"}))
+
+
+def test_a_job_that_the_policy_does_not_allow_opens_nothing(asked: Asked) -> None:
+    """Neither its task, nor its family, nor its roster."""
+    limits = policy.floor(OPEN.model_copy(update={"datasets": ()}), (asked.job,), asked.nobody)
+    assert (limits.tasks, limits.families, limits.rosters) == (frozenset(), frozenset(), frozenset())
+
+
+def test_rosters_are_those_that_the_root_signed_or_those_compared(asked: Asked) -> None:
+    """A list of digests leaves out what is only signed."""
+    signed, other = asked.job.terms.roster.hash, bytes(32)
+    for rosters, allowed in (
+        (("signed",), {signed}),
+        ((other.hex(),), {other}),
+        (("signed", other.hex()), {signed, other}),
+        ((), set()),
+    ):
+        assert policy.floor(_sums(rosters=rosters), (asked.job,), asked.nobody).rosters == allowed
+
+
+def test_a_revoked_member_is_in_no_sum(asked: Asked) -> None:
+    """Its key, by the serial that the consortium's list names."""
+    cork = asked.job.offer.roster[2]
+    revoked = asked.root.sign_revocations(2, 1_800_000_000, (cork.serial,))
+    assert policy.floor(OPEN, (asked.job,), revoked).revoked == {cork.protocol_key}
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("colluding_sites = -1", "secure_aggregation.colluding_sites: Input should be greater than or equal to 0"),
+        ("rows_minimum = 9", "secure_aggregation.rows_minimum: Input should be greater than or equal to 10"),
+        ('rosters = ["all"]', "secure_aggregation.rosters.0: String should match pattern"),
+        ("drift_max = 0", "secure_aggregation.drift_max: Input should be greater than 0"),
+        ("clip = 1", "secure_aggregation.clip: Extra inputs are not permitted"),
+        ('families = [{ dataset = "heart" }]', "secure_aggregation.families.0.family: Field required"),
+    ],
+)
+def test_a_wrong_rule_of_sums_is_named(rule: str, words: str) -> None:
+    """With its table, and with the keys that there are."""
+    with pytest.raises(ConfigurationError) as refusal:
+        policy.parse(f"[secure_aggregation]\n{rule}", "policy.toml")
+    assert words in refusal.value.problem
+    assert "in [secure_aggregation] colluding_sites, colluding_organisations, rows_minimum" in refusal.value.fix

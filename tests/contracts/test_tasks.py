@@ -116,6 +116,26 @@ def test_statistics_of_sites_sum_to_those_of_the_pooled_rows(task: Task, table: 
     assert task.statistics(table).dtype == np.float64
 
 
+def test_its_fields_are_the_words_of_its_vectors_and_hold_what_rows_come_to(
+    task: Task, table: pd.DataFrame, examples: Examples
+) -> None:
+    """A secure sum knows the limits of each word, and no more than 32 bins of any histogram of values."""
+    outputs = np.random.default_rng(1).normal(size=(len(examples.inputs), task.outputs)).astype(np.float32)
+    for fields, vector in (
+        (task.statistics_fields, task.statistics(table)),
+        (task.evaluation_fields, task.evaluate(outputs, examples.labels)),
+    ):
+        assert sum(field.width for field in fields) == vector.size
+        assert len({field.name for field in fields}) == len(fields)
+        start = 0
+        for field in fields:
+            words = vector[start : start + field.width]
+            assert field.low <= words.min()
+            assert words.max() <= field.high
+            assert 100 * max(-field.low, field.high) * 2.0**field.frac <= 2.0**62  # a hundred sites' sum has room
+            start += field.width
+
+
 def test_equal_statistics_give_equal_preparations(task: Task, table: pd.DataFrame, preparation: bytes) -> None:
     """The preparation is JSON, and its digest may be compared."""
     again = task.prepare(task.statistics(task.split(table)[0]) if task.statistics_size else None)

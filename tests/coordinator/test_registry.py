@@ -86,6 +86,16 @@ def test_a_card_does_not_promise_more_privacy_than_there_was(
     assert "No differential privacy was applied" in privacy["statement"]
 
 
+def test_a_card_tells_that_aggregation_was_secure(last: tuple[JobRecord, StepRecord], tmp_path: Path) -> None:
+    """Of secure aggregation it says what the coordinator saw, and that no differential privacy was applied."""
+    record, step = last
+    record = replace(record, text=record.text.replace('secure_aggregation = "plain"', ""))
+    privacy = json.loads(registry.card(record, parse(record.text), step, BlobStore(tmp_path)))["privacy"]
+    assert privacy["secure_aggregation"] == "rostersum"
+    assert "the coordinator saw sums over several sites, and no site's update or weight" in privacy["statement"]
+    assert "No differential privacy was applied" in privacy["statement"]
+
+
 def test_a_card_tells_nothing_of_a_single_site_but_its_name(last: tuple[JobRecord, StepRecord], tmp_path: Path) -> None:
     """Not its seconds, its bytes, or whether it was counted."""
     record, step = last

@@ -6,7 +6,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from coordinator.records import Outcome, Share
-from coordinator.round import Contributed, DeadlinePassed, PayloadRefused, Round, RoundEvent, RoundState, SiteDeclined
+from coordinator.round import (
+    Contributed,
+    DeadlinePassed,
+    PayloadRefused,
+    Round,
+    RoundEvent,
+    RoundState,
+    SealedRound,
+    SiteDeclined,
+)
 from federation.blobs import BlobRef
 from federation.errors import LocalProtocolError, RemoteProtocolError
 from federation.messages import DeclineCause
@@ -295,3 +304,91 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(deadline=None, max_examples=50, stateful_step_count=20)
+
+
+# -------------------------------------------------------------------------------------------------------- sealed sums
+
+
+def sealed() -> SealedRound:
+    """An attempt of three sites under secure aggregation."""
+    return SealedRound(frozenset(COHORT))
+
+
+def test_only_its_machine_closes_a_sealed_round() -> None:
+    """Declines of all leave it collecting; once the sum is open, exactly its members are counted."""
+    attempt = sealed()
+    for site in COHORT:
+        attempt.receive(SiteDeclined(site, DeclineCause.DATA))
+    assert attempt.state is RoundState.COLLECTING
+
+    attempt.opened(frozenset({"athens", "cork", "dublin"}))
+
+    assert attempt.state is RoundState.CLOSED
+    assert attempt.counted == ()
+    assert attempt.shares({"cork": 7}) == (
+        Share("athens", Outcome.COUNTED),
+        Share("berlin", Outcome.DECLINED, "data"),
+        Share("cork", Outcome.COUNTED, bytes=7),
+        Share("dublin", Outcome.COUNTED),
+    )
+
+
+def test_a_sealed_round_says_who_holds_it_back_and_why() -> None:
+    """Nobody while all are waited for alike; then the sites behind, but for those that declined."""
+    attempt = sealed()
+    assert attempt.holding == (frozenset(), "")
+
+    attempt.stands(frozenset({"berlin", "cork"}), "to upload", (("cork", "declined this step"),))
+
+    assert attempt.holding == ({"berlin"}, "to upload")
+    assert attempt.outstanding == {"berlin"}
+    assert attempt.answered("cork")
+    attempt.failed("too few sites are ready: berlin", broken=False)
+    assert attempt.outstanding == frozenset()
+    assert attempt.shares({}) == (
+        Share("athens", Outcome.LATE),
+        Share("berlin", Outcome.LATE, "the sum was given up, which waited for it"),
+        Share("cork", Outcome.DECLINED, "declined this step"),
+    )
+
+
+def test_the_first_reason_that_a_site_is_missing_stands() -> None:
+    """A site that was paused declines to its machine as well: that is no second reason."""
+    attempt = sealed()
+    attempt.receive(SiteDeclined("berlin", DeclineCause.PAUSED))
+    attempt.receive(SiteDeclined("berlin", DeclineCause.DATA))
+    attempt.stands(frozenset(), "", (("berlin", "declined this step"),))
+
+    assert attempt.shares({})[1] == Share("berlin", Outcome.DECLINED, "paused")
+
+
+def test_a_sealed_round_asks_whoever_comes_while_it_collects() -> None:
+    """A newcomer joins the cohort, one that declined is asked anew; after the end nobody is."""
+    attempt = sealed()
+    attempt.receive(SiteDeclined("berlin", DeclineCause.PAUSED))
+
+    assert attempt.asks("dublin")
+    assert attempt.asks("berlin")
+    assert attempt.cohort == {*COHORT, "dublin"}
+    assert attempt.expects("berlin")
+
+    attempt.failed("the sum did not hold its checks", broken=True)
+    assert attempt.broken == "the sum did not hold its checks"
+    assert not attempt.asks("dublin")
+    assert not attempt.expects("berlin")
+
+
+def test_a_sealed_round_takes_nothing_in_plain() -> None:
+    """No payload, no contribution, no deadline; a stranger's decline is refused. Nothing changes."""
+    attempt = sealed()
+    assert not attempt.takes("athens", contributed("athens").payload)
+    for event, words in (
+        (contributed("athens"), "site athens contributed in plain to a step that is summed under secure aggregation"),
+        (SiteDeclined("dublin", DeclineCause.DATA), "site dublin was not asked to take part in this step"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=words):
+            attempt.receive(event)
+    for mistake in (DeadlinePassed(), PayloadRefused("athens", "not finite")):
+        with pytest.raises(LocalProtocolError, match="came for a sealed sum"):
+            attempt.receive(mistake)
+    assert attempt.shares({}) == sealed().shares({})

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from coordinator.events import (
     Answer,
+    BeginSum,
     Broken,
+    CloseSums,
     Commit,
     Committed,
     Complete,
@@ -21,11 +23,13 @@ from coordinator.events import (
     Event,
     Lengths,
     Measured,
+    NoSum,
     NotCommitted,
     Prepared,
     Rejected,
     SaveSite,
     SaveState,
+    Sealing,
     Send,
     SetDeadline,
     SiteArrived,
@@ -33,6 +37,9 @@ from coordinator.events import (
     SitePaused,
     Stepped,
     StopAsked,
+    SumFailed,
+    SumOpened,
+    SumStands,
     TimeUp,
 )
 from coordinator.records import JobRecord, JobSite, Outcome, StepRecord
@@ -91,6 +98,7 @@ class Stage:
     stored: list[StepRecord] = field(default_factory=list)
     sites: dict[str, JobSite] = field(default_factory=dict)
     states: list[SaveState] = field(default_factory=list)
+    sums: list[BeginSum] = field(default_factory=list)
 
     def feed(self, event: Event) -> tuple[Effect, ...]:
         """Something happens."""
@@ -116,6 +124,10 @@ class Stage:
                     self.sites[site.site] = site
                 case SaveState():
                     self.states.append(effect)
+                case BeginSum():
+                    self.sums.append(effect)
+                case CloseSums(farewell):
+                    self.said += [(send.site, send.message) for send in farewell]
         return effects
 
     # What the sites do.
@@ -1394,3 +1406,139 @@ def test_every_job_ends_with_each_round_committed_once(stage: Callable[..., Stag
         assert len({share.site for share in record.shares}) == len(record.shares)
     assert not any("answered this step already" in words for words in disorder.refusals)
     assert not any(site.knows for site in disorder.sites.values())
+
+
+# -------------------------------------------------------------------------------------------------------- sealed sums
+
+SEALING = Sealing(b"the terms", dict.fromkeys(StepKind, 3))
+
+
+def sealed(stage: Callable[..., Stage], **settings: object) -> Stage:
+    """A stage for a job whose sums are made under secure aggregation."""
+    plain = stage(*SITES, "dublin", minimum=2, quorum=2, **settings)
+    run = plain.run
+    return Stage(Run(run.record, run.job, LENGTHS, BETTER, sealing=SEALING))
+
+
+def opened(stage: Stage, *members: str) -> tuple[Effect, ...]:
+    """The sum under way is open, over these sites."""
+    start = stage.sums[-1].start
+    return stage.feed(SumOpened(start.step, start.attempt, frozenset(members)))
+
+
+def given_up(stage: Stage, problem: str = "too few sites are ready", *, broken: bool = False) -> tuple[Effect, ...]:
+    """The sum under way is given up."""
+    start = stage.sums[-1].start
+    return stage.feed(SumFailed(start.step, start.attempt, problem, broken))
+
+
+def stands(stage: Stage, waits: str, *behind: str, declined: tuple[tuple[str, str], ...] = ()) -> None:
+    """The sum under way waits for these sites."""
+    start = stage.sums[-1].start
+    stage.feed(SumStands(start.step, start.attempt, frozenset(behind), waits, declined))
+
+
+def test_a_sealed_step_is_asked_then_begun_and_has_no_deadline(stage: Callable[..., Stage]) -> None:
+    """Sites are told the step before its sum begins, and the offer brings the terms; too few for any sum are none."""
+    at = sealed(stage)
+    at.attend("athens", "berlin")
+    assert at.run.view(at.now).reason == "waiting for 1 more of 3 sites (not attending: cork, dublin)"
+    assert at.sums == []
+
+    at.feed(SiteArrived("cork"))
+    effects = at.accept("cork")
+
+    assert [type(effect) for effect in effects][-4:] == [Send, Send, Send, BeginSum]
+    assert at.deadlines == []
+    assert at.sums[-1].start == replace(at.asked("athens"), deadline_seconds=at.sums[-1].start.deadline_seconds)
+    assert at.told("athens", JobOffer)[-1].terms == b"the terms"
+    assert at.run.seated == {"athens", "berlin", "cork"}
+
+
+def test_a_site_that_comes_late_to_a_sealed_step_is_asked_too(stage: Callable[..., Stage]) -> None:
+    """Its machine decides whether it is in the sum; if it is, it is counted."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    at.attend("dublin")
+    assert at.asked("dublin").step == 1
+
+    opened(at, "athens", "berlin", "dublin")
+    at.complete()
+    at.commit()
+
+    shares = {share.site: share.outcome for share in at.stored[-1].shares}
+    assert shares == dict.fromkeys(("athens", "berlin", "dublin"), Outcome.COUNTED) | {"cork": Outcome.LATE}
+    assert [ended.counted for ended in at.told("cork", StepEnded)] == [False]
+    assert at.asked("cork").step == 2, "late in a sealed sum, it is asked again at once"
+
+
+def test_a_sealed_sum_that_is_given_up_without_fault_is_tried_again_for_ever(stage: Callable[..., Stage]) -> None:
+    """Who went away or is paused is waited for: no number of such attempts ends the job."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    for attempt in range(2 * MAX_FAILURES):
+        assert at.sums[-1].start.attempt == attempt
+        at.feed(SitePaused("cork", paused=True))
+        at.feed(SitePaused("cork", paused=False))
+        given_up(at)
+    assert not at.run.over
+
+
+def test_a_sealed_sum_that_a_site_declines_or_that_breaks_fails_in_the_end(stage: Callable[..., Stage]) -> None:
+    """Three in a row are enough, and the words name the site, or what did not hold."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    stands(at, "to get ready", declined=(("berlin", "declined this step; its own log says why"),))
+    given_up(at)
+    given_up(at, "the sum did not hold its checks", broken=True)
+    assert not at.run.over
+    given_up(at, "the sum did not hold its checks", broken=True)
+    reason = "step 1 (statistics) failed 3 times (the sum did not hold its checks)"
+    assert at.run.record.reason == reason
+    assert at.told("athens", JobEnded) == [JobEnded(at.run.id, JobState.FAILED, reason)]
+
+
+def test_whoever_holds_a_sealed_sum_back_is_named(stage: Callable[..., Stage]) -> None:
+    """In the job's view with what is waited for, and beside the site; a site that is in the sum has no trouble left."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    stands(at, "to open the sum", "berlin", declined=(("cork", "declined this step"),))
+    at.now += 5
+    assert at.run.view(at.now).reason == "waiting for berlin to open the sum"
+    assert at.site("berlin").trouble == "the round waits for it: asked for 5 s"
+    assert at.site("cork").trouble == "declined this step"
+    opened(at, *SITES)
+    assert at.site("cork").trouble == ""
+
+
+def test_what_comes_of_a_sealed_sum_that_is_over_changes_nothing(stage: Callable[..., Stage]) -> None:
+    """Of an earlier attempt, a second time, or after the job's end."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    late = [SumOpened(1, 0, frozenset(SITES)), SumFailed(1, 0, "late", broken=True), SumStands(1, 0, frozenset(), "")]
+    given_up(at)
+    assert [at.feed(event) for event in late] == [()] * 3
+    opened(at, *SITES)
+    assert [at.feed(SumOpened(1, 1, frozenset(SITES))), at.feed(SumFailed(1, 1, "late", broken=True))] == [()] * 2
+    at.feed(StopAsked("op"))
+    assert at.feed(SumOpened(1, 1, frozenset(SITES))) == at.feed(NoSum("late")) == ()
+
+
+def test_a_job_that_can_have_no_sum_any_more_fails_in_words(stage: Callable[..., Stage]) -> None:
+    """Its sums are closed before anybody is told of its end."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    effects = at.feed(NoSum("without cork, which was revoked, no sum is allowed"))
+    assert [type(effect) for effect in effects] == [SaveState, CloseSums]
+    assert at.run.record.reason == "without cork, which was revoked, no sum is allowed"
+    assert at.run.seated == frozenset()
+    assert [type(effect) for effect in at.feed(SiteArrived("cork"))] == [CloseSums]
+
+
+def test_a_plain_contribution_to_a_sealed_step_is_refused(stage: Callable[..., Stage]) -> None:
+    """The coordinator takes no single vector, not even one that is sent."""
+    at = sealed(stage)
+    at.attend(*SITES)
+    answer = answer_to(at.asked("athens"), "athens")
+    assert not at.run.expects("athens", answer.payload)
+    assert "contributed in plain to a step that is summed under secure aggregation" in refused(at, "athens", answer)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import tasks
 from federation import plugins
 from federation.errors import ConfigurationError, WhoActs
-from federation.job import LARGEST, CategoricalColumn, Job, JobProblem, NumericColumn, check, digest, parse
+from federation.job import LARGEST, CategoricalColumn, Job, JobProblem, NumericColumn, Privacy, check, digest, parse
 
 JOB = """\
 format = 1
@@ -278,11 +278,6 @@ def test_windows_line_endings_are_fine() -> None:
             "heart.toml:50: privacy.epsilon: unknown key; expected one of secure_aggregation",
         ),
         (
-            '[privacy]\nsecure_aggregation = "plain"\n',
-            "",
-            "heart.toml: privacy: missing; expected a table",
-        ),
-        (
             "[rounds.early_stop]\nmetric",
             '[rounds]\n[privacy."an odd\\nkey"]\nmetric',
             "heart.toml:42: not valid TOML: Cannot declare ('rounds',) twice at column 8",
@@ -440,10 +435,41 @@ def test_parsing_raises_every_problem_for_the_author() -> None:
     assert [line.split(": ")[1] for line in str(refused.value).splitlines()] == ["format", "training.epocs"]
 
 
+@pytest.mark.parametrize(
+    ("privacy", "problem"),
+    [
+        (
+            'secure_aggregation = "plain"\nclip = 5.0',
+            "privacy.clip: belongs to secure aggregation; plain aggregation does not heed it",
+        ),
+        (
+            "weights = [10, 50_000]",
+            "privacy.weights: must be the least and the largest weight, which may be at most 4096 times as large",
+        ),
+        (
+            'churn = "open"\nweighting = "records"',
+            'privacy.weighting: must be "uniform" with open churn: a missing site would show its number of records',
+        ),
+        ('cells = [["a", "b", "c"], ["d", "b", "e"]]', 'privacy.cells: the site "b" stands twice'),
+    ],
+)
+def test_privacy_that_contradicts_itself_is_refused(privacy: str, problem: str) -> None:
+    """Each key by its path."""
+    lines = told(changed('secure_aggregation = "plain"', privacy))
+    assert any(problem in line for line in lines), lines
+
+
+def test_secure_aggregation_is_the_default_and_plain_needs_its_line() -> None:
+    """A job without the table, and one with an empty table, are summed securely over whole cells."""
+    for line in ('[privacy]\nsecure_aggregation = "plain"\n', 'secure_aggregation = "plain"'):
+        assert parse(changed(line, "")).privacy == Privacy()
+    assert (Privacy().secure_aggregation, Privacy().churn) == ("rostersum", "cells")
+
+
 def test_an_empty_file_misses_every_table() -> None:
     """Nothing is assumed."""
     assert {line.split(": ")[1] for line in told("")} == {
-        "format", "name", "task", "data", "model", "strategy", "rounds", "cohort", "privacy",
+        "format", "name", "task", "data", "model", "strategy", "rounds", "cohort",
     }  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from federation.messages import (
     RevocationList,
     Role,
     RoundView,
+    Sealed,
     ShowJob,
     ShowModel,
     Sites,
@@ -93,6 +94,7 @@ WAITING = EnrolmentStatus(EnrolmentState.WAITING)
 HELLO = Hello(1, "parley 0.1.0", STATEMENT, b"n" * 32, 1.5)
 WELCOME = Welcome(1, "parley 0.1.0", STATEMENT, b"s" * 64, REVOCATIONS, 5.0, 1.5)
 OFFER = JobOffer("job-1", "format = 1", (STATEMENT,))
+SEALED = Sealed("job-1", b"x")
 ACCEPTED = JobAccepted("job-1", b"d" * 32)
 REFUSED = JobRefused("job-1", (Finding("data.label", "there is no such column", "add it"),))
 STEP = StepStart("job-1", 1, 0, StepKind.TRAIN, 1, PAYLOAD, PAYLOAD, 14, 600.0)
@@ -186,6 +188,9 @@ CASES = [
     Case(WELCOME, {"protocol": -1}, COUNT),
     Case(WELCOME, {"clock": INFINITY}, SECONDS),
     Case(WELCOME, {"heartbeat_seconds": True}, SECONDS),
+    Case(OFFER, {"terms": bytes(1024 * 1024 + 1)}, "a job's terms are too long"),
+    Case(SEALED, {"job": "Job 1"}, f"a job's id {BAD_NAME} 'Job 1'"),
+    Case(SEALED, {"content": b""}, "a message of secure aggregation must have 1..262144 bytes"),
     Case(OFFER, {"job": ""}, f"a job's id {BAD_NAME} ''"),
     Case(OFFER, {"text": "x" * (MEBIBYTE + 1)}, "a job file has 1048577 characters; at most 1048576 are allowed"),
     Case(OFFER, {"roster": ()}, "a job's roster must name its sites"),

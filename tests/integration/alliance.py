@@ -83,7 +83,7 @@ deadline_seconds = {deadline}
 {cohort}
 
 [privacy]
-secure_aggregation = "plain"
+{privacy}
 """
 
 
@@ -104,6 +104,7 @@ def job_file(
     deadline: int = 120,
     missing: str = "mean",
     cohort: str = 'sites = ["athens", "berlin", "cork"]',
+    privacy: str = 'secure_aggregation = "plain"',
 ) -> str:
     """A job on the data that `patients` makes."""
     return _JOB.format(**locals())

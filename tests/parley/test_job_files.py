@@ -292,3 +292,27 @@ def test_checking_a_job_needs_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "\n"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        (
+            "",
+            "Nobody may be missing from a sum: each round waits for all sites, and no subtraction of sums shows one of",
+        ),
+        ('churn = "open"', "The price: whoever sees two sums that differ by one site can subtract them"),
+        ("colluding_sites = 2", "That holds while at most 2 sites work together with the coordinator."),
+        (
+            'cells = [["a", "b", "c"], ["d", "e", "f"]]',
+            "A sum holds whole cells of sites (2 cells): one missing site keeps its cell out",
+        ),
+    ],
+)
+def test_check_tells_who_may_be_missing_from_a_sum_and_its_price(file: Path, privacy: str, words: str) -> None:
+    """Secure aggregation is what a job has that does not ask for plain."""
+    line = next(line for line in file.read_text().splitlines() if line.startswith("secure_aggregation"))
+    file.write_text(file.read_text().replace(line, privacy))
+    told = one_line(run("check", file).stdout)
+    assert words in told
+    assert "no site's own update" in told

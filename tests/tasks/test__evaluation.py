@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from federation.errors import RemoteProtocolError
 from federation.vector import F64
-from tasks._evaluation import BinaryCounts, ClassCounts, Counts, ValueCounts
+from tasks._evaluation import COARSE, BinaryCounts, ClassCounts, Counts, ValueCounts
 
 
 def exact_auc(scores: F64, labels: F64) -> float:
@@ -106,3 +106,14 @@ def test_rows_that_are_counted_in_no_cell_are_refused(counts: Counts) -> None:
     total[0] = 3
     with pytest.raises(RemoteProtocolError, match="holds counts that no test rows give"):
         counts.metrics(total)
+
+
+def test_a_secure_sum_has_32_bins_and_nearly_the_same_auc() -> None:
+    """The most that an exact sum may have; scores that spread keep their order."""
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 2, 4000)
+    outputs = (rng.normal(size=4000) + labels).astype(np.float32)[:, None]
+    fine, coarse = BinaryCounts(), BinaryCounts(COARSE)
+    found = [counts.metrics(counts.count(outputs, labels))["auc"] for counts in (fine, coarse)]
+    assert coarse.size == 3 + 2 * 32
+    assert abs(found[0] - found[1]) < 0.005

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from client.data import readers
+from client.data.registry import DataSets
 from client.training import loop
 from client.training.protocol import Answer, CheckData, ComputeStatistics, Done, Failed, Subject, Train, Warm
 from client.training.worker import Worker
@@ -123,6 +125,52 @@ def test_data_are_read_once_while_they_do_not_change(site: Site, monkeypatch: py
     assert len(reads) == 2
     done(worker.answer(CheckData(site.subject)))
     assert len(reads) == 3
+
+
+def test_a_sealed_job_is_told_what_was_read(site: Site) -> None:
+    """Rows of each part of the split and of the rarest class, and the same version from the check and from the work."""
+    sealed = replace(site, text=site.text.replace('secure_aggregation = "plain"', ""))
+    worker = Worker()
+    checked = done(worker.answer(CheckData(sealed.subject))).table
+    assert checked is not None
+    table = readers.read(DataSets(site.folder).get("patients"))
+    training, testing = tabular.make(sealed.job).split(table)
+    counts = training[sealed.job.data.label].value_counts()
+    assert (checked.rows, checked.test_rows, checked.rarest) == (len(training), len(testing), counts.min())
+    assert done(worker.answer(ComputeStatistics(sealed.subject, str(site.output)))).table == checked
+    assert done(worker.answer(CheckData(site.subject))).table is None
+
+
+@pytest.mark.parametrize("change", ["a value", "the order", "a column's name", "one row more"])
+def test_another_version_of_a_table_has_another_digest(site: Site, change: str) -> None:
+    """The same rows in another order are split in another way: sums over both would differ by what moved."""
+    sealed = replace(site, text=site.text.replace('secure_aggregation = "plain"', ""))
+
+    def version() -> str:
+        found = done(Worker().answer(CheckData(sealed.subject))).table
+        assert found is not None
+        return found.digest
+
+    table = pd.read_csv(site.csv)
+    first = version()
+    table.to_csv(site.csv, index=False)
+    assert version() == first
+    changed = {
+        "a value": table.assign(age=[table["age"][0] + 1, *table["age"][1:]]),
+        "the order": table.iloc[::-1],
+        "a column's name": table.assign(other=1).rename(columns={"other": "another"}),
+        "one row more": pd.concat([table, table.iloc[:1]]),
+    }[change]
+    changed.to_csv(site.csv, index=False)
+    assert version() != first
+
+
+def test_data_that_are_refused_are_told_nothing_of(site: Site) -> None:
+    """They may not even be split."""
+    sealed = replace(site, text=site.text.replace('secure_aggregation = "plain"', ""))
+    pd.read_csv(site.csv).drop(columns="age").to_csv(site.csv, index=False)
+    answer = done(Worker().answer(CheckData(sealed.subject)))
+    assert (bool(answer.findings), answer.table) == (True, None)
 
 
 def test_data_that_no_longer_meet_the_contract_train_nothing(site: Site) -> None:

@@ -10,10 +10,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from client import tables
 from client.policy import EXAMPLE
+from client.resumption import taken
+from federation import audit
 from federation.errors import ConfigurationError, DataContractError, IdentityError, StorageError
 from federation.messages import Credential
+from parley.commands.site import sealing
 from parley.homes import Connection, Home
+from privacy.secure_aggregation.rostersum.durable import Family
 from tests.consortium import Consortium
 from tests.parley.commands.calls import refused, run
 from tests.parley.commands.conftest import Founded
@@ -133,6 +138,63 @@ def test_a_site_is_paused_and_let_go_on(home: Path, consortium: Consortium) -> N
     assert run("site", "resume", "--home", home).stdout == "This site was not paused.\n"
 
 
+def test_a_job_that_waits_is_let_go_on(home: Path, consortium: Consortium) -> None:
+    """The agent takes the word from the site's home."""
+    member = Home(home).site
+    person = consortium.member("a", keys=member.begin())
+    credential = Credential(person.certificate, person.statement, consortium.hub.statement, consortium.nobody)
+    where = Connection("127.0.0.1:9000", consortium.root.consortium, "hub")
+    member.install(credential, consortium.root.public, where, name="a", now=consortium.now)
+    told = run("site", "resume-job", "risk-1a2b3c", "--home", home).stdout
+    assert told == "The agent of this site lets risk-1a2b3c go on within a second, if it waits for you.\n"
+    assert taken(member.folder, lambda _: True) == ("risk-1a2b3c",)
+    assert "is no job's id" in refused("site", "resume-job", "../x", "--home", home).problem
+
+
+def test_a_sites_vault_and_log_are_opened_once(home: Path, consortium: Consortium) -> None:
+    """Two agents of one site would make two vectors of one attempt; the log bears the member's name."""
+    member = Home(home).site
+    person = consortium.member("a", keys=member.begin())
+    credential = Credential(person.certificate, person.statement, consortium.hub.statement, consortium.nobody)
+    where = Connection("127.0.0.1:9000", consortium.root.consortium, "hub")
+    own = member.install(credential, consortium.root.public, where, name="a", now=consortium.now)
+    with sealing(member.folder, own) as first:
+        assert first.key is own.keys.protocol
+        with pytest.raises(StorageError, match="is used by another process"), sealing(member.folder, own):
+            pass
+    with sealing(member.folder, own):
+        assert audit.verify(member.folder / audit.FILE).name == audit.LogName("a", "site")
+    (member.folder / "vault.count").unlink()
+    with pytest.raises(StorageError, match="its witness"), sealing(member.folder, own):
+        pass
+    with sealing(member.folder, own, restored=True):
+        pass
+
+
+def test_a_new_version_of_a_data_set_is_accepted(
+    home: Path, consortium: Consortium, table: pd.DataFrame, tmp_path: Path
+) -> None:
+    """Durably and in the log, if enough rows are other; else the difference of two sums would show them."""
+    member = Home(home).site
+    person = consortium.member("a", keys=member.begin())
+    credential = Credential(person.certificate, person.statement, consortium.hub.statement, consortium.nobody)
+    where = Connection("127.0.0.1:9000", consortium.root.consortium, "hub")
+    own = member.install(credential, consortium.root.public, where, name="a", now=consortium.now)
+    (member.folder / "policy.toml").write_text(EXAMPLE)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    run("site", "dataset", "add", "heart", tmp_path / "a.csv", "--home", home)
+    error = refused("site", "dataset", "accept", "heart", "--rows-changed", "9", "--home", home)
+    assert "fewer than 10 rows changed: the difference of two sums would show them" in error.problem
+    assert not member.folder.joinpath(audit.FILE).read_bytes().count(b'"kind":"table"')
+
+    run("site", "dataset", "accept", "heart", "--rows-changed", "10", "--home", home)
+    version = tables.version(table)
+    with sealing(member.folder, own) as held:
+        assert held.vault.durable.families == (Family("heart", table=version),)
+    *_, last = audit.entries(member.folder / audit.FILE)
+    assert (last.kind, last.content) == (tables.ACCEPTED, f"heart {version.hex()} 10".encode())
+
+
 def test_what_is_no_site_cannot_be_paused(home: Path) -> None:
     """It would be told that it is, and nothing would heed it."""
     error = refused("site", "pause", "--home", home)
@@ -150,6 +212,8 @@ def test_the_policy_is_shown(home: Path) -> None:
     told = run("site", "policy", "--home", home).stdout
     assert str(home / "site" / "policy.toml") in told.replace("\n", "")
     assert "minimum_sites = 2" in told
+    assert "  [secure_aggregation]\n  colluding_sites = 1\n" in told
+    assert "rosters = ['signed']" in told
     assert json.loads(run("site", "policy", "--json", "--home", home).stdout)["allow_plain_aggregation"] is True
 
 

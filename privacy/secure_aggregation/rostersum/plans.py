@@ -1,0 +1,155 @@
+"""The terms that a job file, a roster and a task come to: made by the coordinator, and made again by every site."""
+
+import hashlib
+from collections.abc import Sequence
+
+from federation.errors import ConfigurationError, WhoActs
+from federation.job import Job, Privacy
+from federation.messages import MembershipStatement, StepKind, StepStart
+from federation.sums import SumField
+from privacy.crypto import canonical
+from privacy.secure_aggregation.rostersum.terms import (
+    GUARD_WORDS,
+    Churn,
+    Codec,
+    FieldsCodec,
+    Kind,
+    Member,
+    Plan,
+    Ring,
+    Roster,
+    StatField,
+    Terms,
+    Thresholds,
+    TrainCodec,
+    Weighting,
+    cell_sites,
+    default_c_max,
+    default_g_max,
+    default_thresholds,
+    org_floor,
+)
+
+__all__ = ["args_of", "index_of", "plan_id", "seats", "task_digest", "terms_of"]
+
+_PLANS = {StepKind.STATISTICS: 1, StepKind.TRAIN: 2, StepKind.EVALUATE: 3}
+_KINDS = {StepKind.STATISTICS: Kind.STAT, StepKind.TRAIN: Kind.TRAIN, StepKind.EVALUATE: Kind.EVAL}
+
+
+def plan_id(kind: StepKind) -> int:
+    """The number of the plan by which steps of a kind are summed."""
+    return _PLANS[kind]
+
+
+def args_of(step: StepStart) -> bytes:
+    """What a step's `args_hash` is the SHA-256 of: nothing for statistics, else the preparation and the round."""
+    if step.kind is StepKind.STATISTICS or step.preparation is None:
+        return b""
+    return canonical.enc(step.preparation.digest, step.round)
+
+
+def task_digest(job: Job) -> bytes:
+    """What names the work of a job: its task, contract, model and local training, as this release reads them."""
+    return hashlib.sha256(job.model_dump_json(include={"task", "data", "model", "training"}).encode()).digest()
+
+
+def seats(roster: Sequence[MembershipStatement]) -> tuple[MembershipStatement, ...]:
+    """The sites of a roster in the order of their indices: by organisation and name."""
+    return tuple(sorted(roster, key=lambda member: (member.organisation, member.name)))
+
+
+def index_of(roster: Sequence[MembershipStatement], name: str) -> int:
+    """The index of a site of the roster.
+
+    Raises:
+        ConfigurationError: The roster does not hold it.
+    """
+    for index, member in enumerate(seats(roster)):
+        if member.name == name:
+            return index
+    raise ConfigurationError(f"the roster does not hold the site {name!r}", fix="name sites that take part in the job")
+
+
+def terms_of(
+    job: Job,
+    job_id: bytes,
+    roster: Sequence[MembershipStatement],
+    coordinator_vk: bytes,
+    model_size: int,
+    statistics: tuple[SumField, ...],
+    evaluation: tuple[SumField, ...],
+) -> Terms:
+    """The terms of a job. Whether sites may accept them is for `rules.broken` and their floors.
+
+    Args:
+        job: The job file.
+        job_id: 16 bytes, fresh for each job.
+        roster: The statements of its sites, in any order.
+        coordinator_vk: The coordinator's protocol key.
+        model_size: Values of its model.
+        statistics: Totals of the statistics step; none where there is no such step.
+        evaluation: Totals of an evaluation.
+
+    Raises:
+        ConfigurationError: The job names cells of sites that the roster does not hold, or too few sites for any.
+    """
+    privacy = job.privacy
+    members = seats(roster)
+    held = Roster(coordinator_vk, tuple(Member(each.organisation, each.name, each.protocol_key) for each in members))
+    if len(members) < 2:  # noqa: PLR2004 - with one site there is no organisation to collude with
+        raise ConfigurationError(
+            "secure aggregation needs at least 3 sites of 3 organisations",
+            fix="invite more sites",
+            who=WhoActs.CONSORTIUM,
+        )
+    n = len(members)
+    c_max = default_c_max(n) if privacy.colluding_sites is None else privacy.colluding_sites
+    orgs = held.orgs
+    g_max = privacy.colluding_organisations
+    g_max = default_g_max(c_max, orgs) if g_max is None else g_max
+    cells = _cells(privacy, members)
+    digest = task_digest(job)
+
+    def plan(kind: StepKind, churn: Churn, ring: Ring, words: int, codec: Codec) -> Plan:
+        at = _thresholds(job, n, c_max, g_max, churn, cells)
+        t = at.t if privacy.rescue else 0
+        number, rows = plan_id(kind), privacy.rows_minimum
+        return Plan(number, _KINDS[kind], churn, 0, at.m_min, at.o_min, t, ring, words, digest, rows, codec, None)
+
+    plans = [
+        plan(kind, Churn.CELLS, Ring.LONG, sum(field.width for field in fields) + GUARD_WORDS, _fields(fields))
+        for kind, fields in ((StepKind.STATISTICS, statistics), (StepKind.EVALUATE, evaluation))
+        if fields
+    ]
+    train = _train(privacy, n)
+    plans.append(plan(StepKind.TRAIN, Churn(privacy.churn), Ring.WORD, 1 + model_size + GUARD_WORDS, train))
+    plans.sort(key=lambda each: each.plan_id)
+    return Terms(job_id, held, c_max, g_max, int(privacy.post_quantum), cells, tuple(plans))
+
+
+def _thresholds(
+    job: Job, n: int, c_max: int, g_max: int, churn: Churn, cells: tuple[tuple[int, ...], ...]
+) -> Thresholds:
+    """The thresholds of a plan; with open churn the job's own quorum, where it is not below what is safe."""
+    if churn is not Churn.OPEN:
+        return default_thresholds(n, c_max, g_max, churn, cells)
+    m_min = min(n, max(cell_sites(c_max), job.cohort.needed))
+    t = n + c_max + 1 - m_min
+    return Thresholds(m_min, org_floor(g_max), t if t < m_min else 0)
+
+
+def _cells(privacy: Privacy, members: tuple[MembershipStatement, ...]) -> tuple[tuple[int, ...], ...]:
+    if not privacy.cells:
+        return (tuple(range(len(members))),)
+    return tuple(sorted(tuple(sorted(index_of(members, name) for name in cell)) for cell in privacy.cells))
+
+
+def _train(privacy: Privacy, n: int) -> TrainCodec:
+    weighting = privacy.weighting or ("records" if privacy.churn == "cells" else "uniform")
+    q_bits = 31 - n.bit_length()  # n * (2^q_bits - 1) < 2^31
+    bound = privacy.clip if privacy.bound is None else privacy.bound
+    return TrainCodec(bound, privacy.clip, q_bits, Weighting(weighting), *privacy.weights)
+
+
+def _fields(fields: tuple[SumField, ...]) -> FieldsCodec:
+    return FieldsCodec(tuple(StatField(each.name, each.width, each.frac, each.low, each.high) for each in fields))
