@@ -7,7 +7,7 @@ from federation.blobs import BlobRef
 from federation.findings import Finding
 from federation.messages import JobState, MembershipStatement, Metric, RoundView, StepKind
 
-__all__ = ["JobRecord", "JobSite", "ModelRecord", "Outcome", "Share", "SitePresence", "StepRecord"]
+__all__ = ["JobRecord", "JobSite", "ModelRecord", "Outcome", "Secured", "Share", "SitePresence", "StepRecord"]
 
 
 class Outcome(Enum):
@@ -118,6 +118,19 @@ class JobRecord:
     preparation: BlobRef | None = None
     sites: tuple[JobSite, ...] = ()
     metrics: tuple[tuple[int, tuple[Metric, ...]], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """What a job under secure aggregation must not forget, in the protocol's own bytes.
+
+    Attributes:
+        terms: What its members agreed on; never changes.
+        standing: How far its machine had come when it last said so; empty before it said anything.
+    """
+
+    terms: bytes = field(repr=False)
+    standing: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Self
 from sqlalchemy import Engine, String, type_coerce
 from sqlmodel import Session, col, select
 
-from coordinator.records import JobRecord, JobSite, ModelRecord, Share, SitePresence, StepRecord
+from coordinator.records import JobRecord, JobSite, ModelRecord, Secured, Share, SitePresence, StepRecord
 from coordinator.store import database, tables
 from coordinator.store.meaning import told
 from federation.errors import ConfigurationError, WhoActs
@@ -112,6 +112,15 @@ class StoreReader:
         """The job's committed steps in their order."""
         with self._transaction() as session:
             return step_records(session, job)
+
+    def secured(self, job: str) -> Secured | None:
+        """What the job with this id must not forget under secure aggregation; None where it sums without it.
+
+        It stands apart from the job's record: up to some hundred kilobytes, which only its conductor reads.
+        """
+        with self._transaction() as session:
+            row = session.get(tables.SecureJob, job)
+            return None if row is None else Secured(row.terms, row.standing)
 
     # ----------------------------------------------------------------------------------------------------- models
 

@@ -122,17 +122,18 @@ class Store(StoreReader):
 
     # ------------------------------------------------------------------------------------------------------- jobs
 
-    def add_job(self, record: JobRecord) -> None:
-        """Keeps a new job.
+    def add_job(self, record: JobRecord, terms: bytes | None = None) -> None:
+        """Keeps a new job, with its `terms` where it sums under secure aggregation.
 
         Raises:
-            LocalProtocolError: Another job is kept under this id, or `record` tells of steps that were never committed.
+            LocalProtocolError: Another job, or the same with other terms, is kept under this id, or `record` tells of
+                steps that were never committed.
         """
         if record.next_step != 1 or record.metrics:
             raise LocalProtocolError(f"job {record.id} tells of steps before it was added")
         with self._change() as session:
             kept = session.get(tables.Job, record.id)
-            if kept is not None and job_records(session, [kept]) == (record,):
+            if kept is not None and job_records(session, [kept]) == (record,) and _terms(session, record.id) == terms:
                 return
             if kept is not None:
                 raise LocalProtocolError(f"there is a job {record.id} already")
@@ -140,6 +141,17 @@ class Store(StoreReader):
             seats = ({"job": record.id, "position": at, "statement": one} for at, one in enumerate(record.roster))
             _put(session, tables.Seat, *seats)
             _put(session, tables.JobSite, *(_site_row(record.id, at, site) for at, site in enumerate(record.sites)))
+            if terms is not None:
+                _put(session, tables.SecureJob, {"job": record.id, "terms": terms, "standing": b""})
+
+    def set_standing(self, job: str, standing: bytes) -> None:
+        """Keeps how far the job's secure aggregation has come, in the place of what was kept; also once it is over.
+
+        Raises:
+            LocalProtocolError: There is no such job, or it sums without secure aggregation.
+        """
+        with self._change() as session:
+            _stand(session, job, standing)
 
     def set_job_state(self, job: str, state: JobState, reason: str, when: float) -> None:
         """Puts the job into `state`; the first time that it runs is its start, and an end is its end.
@@ -170,12 +182,15 @@ class Store(StoreReader):
                 row.answer = site.answer
                 row.findings = site.findings
 
-    def commit_step(self, record: StepRecord) -> None:
+    def commit_step(self, record: StepRecord, standing: bytes | None = None) -> None:
         """Keeps the step with its shares and metrics and moves the job on, in one: all of it, once, or nothing.
+
+        So is `standing`, how far the job's secure aggregation has come with this step; None leaves what is kept. A step
+        that is committed already leaves it too: what is kept is at least as far.
 
         Raises:
             LocalProtocolError: Another step of this number is committed, it is not the job's next, or there is no such
-                job, or it is over.
+                job, or it is over, or `standing` is given and it sums without secure aggregation.
         """
         if record.final is not None and record.final.job != record.job:
             raise LocalProtocolError(f"step {record.step} of job {record.job} ends with a model of {record.final.job}")
@@ -184,6 +199,8 @@ class Store(StoreReader):
             if job is None:
                 return
             _move_on(session, job, record)
+            if standing is not None:
+                _stand(session, record.job, standing)
             _put(session, tables.Step, _step_row(record))
             key = {"job": record.job, "step": record.step}
             _put(session, tables.Share, *({**key, "position": at, **asdict(it)} for at, it in enumerate(record.shares)))
@@ -357,6 +374,18 @@ def _known_job(session: Session, job: str) -> tables.Job:
     if row is None:
         raise LocalProtocolError(f"there is no job {job}")
     return row
+
+
+def _terms(session: Session, job: str) -> bytes | None:
+    row = session.get(tables.SecureJob, job)
+    return None if row is None else row.terms
+
+
+def _stand(session: Session, job: str, standing: bytes) -> None:
+    kept = update(tables.SecureJob).where(col(tables.SecureJob.job) == job).values(standing=standing)
+    if session.exec(kept).rowcount != 1:
+        _known_job(session, job)
+        raise LocalProtocolError(f"job {job} sums without secure aggregation: it has no standing to keep")
 
 
 def _require_open(job: tables.Job) -> None:

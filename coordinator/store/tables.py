@@ -29,6 +29,7 @@ __all__ = [
     "Presence",
     "Revocations",
     "Seat",
+    "SecureJob",
     "Share",
     "Step",
 ]
@@ -204,6 +205,14 @@ class JobSite(SQLModel, table=True):
     position: int
     answer: str = _words()
     findings: tuple[Finding, ...] = Field(default=(), sa_column=Column(Findings(), nullable=False))
+
+
+class SecureJob(SQLModel, table=True):
+    """What a job under secure aggregation must not forget; apart from the job's row, which is read far more often."""
+
+    job: str = Field(primary_key=True, foreign_key="job.id")
+    terms: bytes
+    standing: bytes
 
 
 class Step(SQLModel, table=True):

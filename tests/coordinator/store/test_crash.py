@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 from sqlalchemy import event
 
-from coordinator.records import JobRecord, StepRecord
+from coordinator.records import JobRecord, Secured, StepRecord
 from coordinator.store import Store
 from federation.messages import StepKind
 
@@ -29,20 +29,22 @@ def commit_until_killed(url: str, step: Callable[[int], StepRecord], fatal: int,
     event.listen(store._writer, "before_cursor_execute", count)
     event.listen(store._writer, "commit", count)
     for number in itertools.count(1):
-        store.commit_step(step(number))
+        store.commit_step(step(number), f"step {number}".encode())
         told.send(number)
 
 
-@pytest.mark.parametrize("fatal", range(9, 17))
+@pytest.mark.parametrize("fatal", range(10, 20))
 def test_a_killed_coordinator_leaves_whole_steps(
     store_url: str, job: Callable[[], JobRecord], step: Callable[[int], StepRecord], fatal: int
 ) -> None:
     """Wherever in a step the kill strikes, no half of it is there, nothing told is lost, and the job's row agrees.
 
+    So does the standing of its secure aggregation.
+
     The next coordinator takes the store over at once: the hold ended with the process.
     """
     with Store(store_url) as store:
-        store.add_job(job())
+        store.add_job(job(), b"terms")
     fork = get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     coordinator = fork.Process(target=commit_until_killed, args=(store_url, step, fatal, theirs))
@@ -61,4 +63,5 @@ def test_a_killed_coordinator_leaves_whole_steps(
         evaluated = tuple((each.round, each.metrics) for each in steps if each.kind is StepKind.EVALUATE)
         assert (kept.next_step, kept.round, kept.model) == (told + 1, trained.round, trained.model)
         assert (kept.metrics, kept.best_round) == (evaluated, steps[-1].best_round)
+        assert store.secured("heart-1") == Secured(b"terms", f"step {told}".encode())
         store.commit_step(step(kept.next_step))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import none
 
-from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, SitePresence, StepRecord
+from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Secured, Share, SitePresence, StepRecord
 from coordinator.store import Store, url_in
 from federation.blobs import BlobRef
 from federation.errors import ConfigurationError, LocalProtocolError
@@ -289,6 +289,56 @@ def test_a_job_ends_with_its_own_model(store: Store, job: MakeJob, step: MakeSte
     with pytest.raises(LocalProtocolError, match="step 1 of job heart-1 ends with a model of heart-2"):
         store.commit_step(replace(step(1), final=final("heart-2")))
     assert store.job("heart-1") == job()
+
+
+# ------------------------------------------------------------------------------------------------ secure aggregation
+
+
+def test_a_secure_jobs_terms_and_standing_are_kept(store: Store, job: MakeJob) -> None:
+    """The terms from the start; the standing as it was last told, also after the job's end."""
+    store.add_job(job(), b"terms")
+    assert store.secured("heart-1") == Secured(b"terms", b"")
+    store.set_standing("heart-1", b"gathering")
+    store.set_job_state("heart-1", JobState.STOPPED, "asked", 12.0)
+    store.set_standing("heart-1", b"closed")
+    assert store.secured("heart-1") == Secured(b"terms", b"closed")
+    assert repr(store.secured("heart-1")) == "Secured()"  # not shown by accident in a log
+
+
+def test_a_job_that_sums_openly_has_no_standing(store: Store, job: MakeJob, step: MakeStep) -> None:
+    """None is told of it, and none is taken: a step that brings one is not committed."""
+    store.add_job(job())
+    assert store.secured("heart-1") is None
+    for bring in (lambda: store.set_standing("heart-1", b"x"), lambda: store.commit_step(step(1), b"x")):
+        with pytest.raises(LocalProtocolError, match="job heart-1 sums without secure aggregation: it has no standing"):
+            bring()
+    assert store.job("heart-1") == job()
+    with pytest.raises(LocalProtocolError, match="there is no job heart-2"):
+        store.set_standing("heart-2", b"x")
+
+
+def test_a_job_is_added_once_with_its_terms(store: Store, job: MakeJob) -> None:
+    """The same again changes nothing; with other terms, or without, it is another job."""
+    store.add_job(job(), b"terms")
+    store.add_job(job(), b"terms")
+    for other in (b"other", None):
+        with pytest.raises(LocalProtocolError, match="there is a job heart-1 already"):
+            store.add_job(job(), other)
+    assert store.secured("heart-1") == Secured(b"terms")
+
+
+def test_a_step_brings_its_standing(store: Store, job: MakeJob, step: MakeStep) -> None:
+    """With the step or not at all; a step that is committed already sets no newer standing back."""
+    store.add_job(job(), b"terms")
+    store.commit_step(step(1), b"one")
+    with pytest.raises(LocalProtocolError, match="step 3 of job heart-1 cannot be committed"):
+        store.commit_step(step(3), b"three")
+    assert store.secured("heart-1") == Secured(b"terms", b"one")
+    store.set_standing("heart-1", b"one and a half")
+    store.commit_step(step(1), b"one")
+    assert store.secured("heart-1") == Secured(b"terms", b"one and a half")
+    store.commit_step(step(2))
+    assert store.secured("heart-1") == Secured(b"terms", b"one and a half")
 
 
 # ------------------------------------------------------------------------------------------------------------- again

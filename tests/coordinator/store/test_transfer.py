@@ -70,6 +70,7 @@ def test_a_store_moves_whole(filled: str, target: str) -> None:
         "presence": 1,
         "revocations": 1,
         "seat": 8,
+        "securejob": 1,
         "share": 8,
         "step": 2,
     }
@@ -292,6 +293,7 @@ fresh = count()
     enrolments=st.lists(values.enrolments, max_size=3),
     revocations=st.none() | values.revocations,
     jobs=st.lists(values.jobs, max_size=3, unique_by=lambda job: job.id),
+    terms=st.none() | st.binary(max_size=40),
     step=values.steps,
     presence=values.presences,
 )
@@ -303,6 +305,7 @@ def test_whatever_a_store_keeps_moves(
     enrolments: list[EnrolmentRequest],
     revocations: RevocationList | None,
     jobs: list[JobRecord],
+    terms: bytes | None,
     step: StepRecord,
     presence: tuple[SitePresence, ...],
 ) -> None:
@@ -324,9 +327,10 @@ def test_whatever_a_store_keeps_moves(
         if revocations is not None:
             store.put_revocations(revocations)
         for job in jobs:
-            store.add_job(job)
+            store.add_job(job, terms)
             with suppress(LocalProtocolError):  # a job that is over takes no step
-                store.commit_step(replace(step, job=job.id, final=step.final and replace(step.final, job=job.id)))
+                moved = replace(step, job=job.id, final=step.final and replace(step.final, job=job.id))
+                store.commit_step(moved, terms and terms[::-1])
         store.set_presence(presence)
     assert transfer.transfer(source, server, progress=silent) == transfer.transfer(server, back, progress=silent)
     assert told(source) == told(server) == told(back)

@@ -26,7 +26,7 @@ def everything(store: StoreReader) -> dict[str, object]:
         "enrolments": [(store.enrolment(name), store.enrolled(name)) for name in INVITATIONS],
         "revocations": store.revocations(),
         "jobs": jobs_,
-        "each job": [(store.job(job.id), store.steps(job.id)) for job in jobs_],
+        "each job": [(store.job(job.id), store.steps(job.id), store.secured(job.id)) for job in jobs_],
         "models": models_,
         "each model": [(store.model(model.job), store.model(model.payload.hex)) for model in models_],
         "referenced": store.referenced_blobs(),
