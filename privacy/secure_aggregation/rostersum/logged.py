@@ -138,6 +138,8 @@ def _noted(held: Sequence[canonical.Value]) -> Noted:
     match held:
         case (bytes(job_hash), str(kind), bytes(text), int(about), tuple(encoded)):
             kept = tuple(each for each in encoded if isinstance(each, bytes))
+            if len(kept) != len(encoded):
+                raise ValueError("a message is no bytes")
             return Noted(job_hash, Evidence(Suspicion[kind], text.decode(), _party(about), kept))
         case _:
             raise ValueError("a job, a suspicion, its text, a site and messages are expected")
@@ -165,6 +167,11 @@ _WORDS = {
     "about": "about site",
     "job_hash": "job",
     "ctx": "context",
+    "model_hash": "model",
+    "y_hash": "vector",
+    "commitment": "commitment",
+    "transcript": "transcript",
+    "sum_hash": "sum",
 }
 """The fields that people are told, and what they are called; digests by their first digits."""
 
