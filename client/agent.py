@@ -164,6 +164,8 @@ class Agent:
             if folder.name not in jobs:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._journal.forget(folder.name)
+        for each in kept:  # a download may be damaged where its length is right: it does not outlive a power cut
+            _drop_others(self._work / each.offer.job, [each.result.payload])
 
     async def _attend(self, connection: Connection, backoff: Backoff) -> None:
         self._outgoing = asyncio.Queue()
@@ -289,7 +291,7 @@ class Agent:
                 assert_never(answer)
 
     async def _fetch(self, step: StepStart) -> Event:
-        blobs = self._blobs(step.job)
+        blobs = BlobStore(self._work / step.job, durable=False)  # a large model's fsync would keep the stream waiting
         wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
         _drop_others(blobs.folder, wanted)
         for ref in wanted:

@@ -267,11 +267,16 @@ class BlobStore:
             raise StorageError(problem, fix="make the folder readable") from refused
 
     def take(self, file: Path) -> BlobRef:
-        """Moves a complete file of ours in under its name, durably."""
+        """Moves a complete file of ours in under its name, durably; one that is here already is only dropped."""
         with _disk(self.folder), file.open("rb+") as content:
             ref = BlobRef(hashlib.file_digest(content, "sha256").digest(), file.stat().st_size)
-            self.sync(content)
-        self.adopt(file, ref)
+            held = self.has(ref)
+            if not held:
+                self.sync(content)
+        if held:
+            file.unlink()
+        else:
+            self.adopt(file, ref)
         return ref
 
     def chunks(self, ref: BlobRef, offset: int = 0) -> Iterator[bytes]:
