@@ -79,7 +79,7 @@ def reconstruct(
     points = {index + 1: number(share) for index, share in shares.items()}
     polynomial = _decoded(points, threshold)
     secret = polynomial[0] if polynomial else 0
-    if secret >= _LARGEST or not accept(secret.to_bytes(SECRET, "big")):
+    if polynomial is None or secret >= _LARGEST or not accept(secret.to_bytes(SECRET, "big")):
         raise RemoteProtocolError(
             f"{len(shares)} shares with threshold {threshold} do not give the committed secret: too many are wrong, "
             "or their dealer shared another",
@@ -89,8 +89,11 @@ def reconstruct(
     return secret.to_bytes(SECRET, "big"), wrong
 
 
-def _decoded(points: Mapping[int, int], threshold: int) -> _Polynomial:
-    """The polynomial of degree below `threshold` near enough to the points, if there is one."""
+def _decoded(points: Mapping[int, int], threshold: int) -> _Polynomial | None:
+    """The polynomial of degree below `threshold` near enough to the points, if there is one.
+
+    Without the last check a polynomial of another degree may have the secret at 0, and call right shares wrong.
+    """
     vanishing, through = _newton(points)
     bound = (len(points) + threshold + 1) // 2
     previous, remainder = vanishing, through
@@ -99,7 +102,8 @@ def _decoded(points: Mapping[int, int], threshold: int) -> _Polynomial:
         quotient, rest = _divided(previous, remainder)
         previous, remainder = remainder, rest
         before, factor = factor, _plus(before, _times(quotient, factor), -1)
-    return _divided(remainder, factor)[0]
+    polynomial, rest = _divided(remainder, factor)
+    return polynomial if not rest and len(polynomial) <= threshold else None
 
 
 def _newton(points: Mapping[int, int]) -> tuple[_Polynomial, _Polynomial]:
