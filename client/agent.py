@@ -165,7 +165,7 @@ class Agent:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._journal.forget(folder.name)
         for each in kept:  # a download may be damaged where its length is right: it does not outlive a power cut
-            _drop_others(self._work / each.offer.job, [each.result.payload])
+            self._blobs(each.offer.job).drop_others([each.result.payload])
 
     async def _attend(self, connection: Connection, backoff: Backoff) -> None:
         self._outgoing = asyncio.Queue()
@@ -293,7 +293,7 @@ class Agent:
     async def _fetch(self, step: StepStart) -> Event:
         blobs = BlobStore(self._work / step.job, durable=False)  # a large model's fsync would keep the stream waiting
         wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
-        _drop_others(blobs.folder, wanted)
+        blobs.drop_others(wanted)
         for ref in wanted:
             await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
         return Fetched(step)
@@ -367,14 +367,6 @@ class Agent:
             str(result),
             proximal=strategy.load(settings).local.proximal,
         )
-
-
-def _drop_others(folder: Path, wanted: list[BlobRef]) -> None:
-    """Drops what earlier steps left in a job's folder, so that it does not grow with the rounds."""
-    names = {ref.hex for ref in wanted}
-    for file in folder.iterdir():
-        if file.name.removesuffix(".part") not in names:
-            file.unlink()
 
 
 def _named(file: Path) -> BlobRef:

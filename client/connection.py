@@ -287,7 +287,10 @@ def _meaning(error: grpc.aio.AioRpcError, line: Line) -> ParleyError:
                 fix="check that it runs (parley coordinator serve) and that this machine may dial that address",
             )
         case code:
-            return RemoteProtocolError(f"the coordinator answered {code.name}: {_short(error.details())}")
+            return RemoteProtocolError(
+                f"the coordinator answered {code.name}: {_short(error.details())}",
+                fix="install the same release of Parley on both sides",
+            )
 
 
 def _short(details: str | None) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,6 +278,18 @@ class BlobStore:
         else:
             self.adopt(file, ref)
         return ref
+
+    def drop_others(self, wanted: Iterable[BlobRef]) -> None:
+        """Drops every payload, and every part of one, that is none of `wanted`.
+
+        Raises:
+            StorageError: A file cannot be removed.
+        """
+        names = {ref.hex for ref in wanted}
+        with _disk(self.folder):
+            for path in self.folder.iterdir():
+                if path.name.removesuffix(".part") not in names:
+                    path.unlink(missing_ok=True)
 
     def chunks(self, ref: BlobRef, offset: int = 0) -> Iterator[bytes]:
         """The payload from `offset` on, a chunk at a time.

@@ -293,3 +293,14 @@ def test_a_put_that_fails_leaves_nothing(store: BlobStore, monkeypatch: pytest.M
     with pytest.raises(StorageError, match="No space left"):
         store.put(CONTENT)
     assert files(store) == []
+
+
+def test_what_is_not_wanted_is_dropped_with_its_parts(tmp_path: Path) -> None:
+    """A wanted payload stays, and so does the part of one that is still coming."""
+    store = BlobStore(tmp_path)
+    kept, dropped, coming = store.put(b"kept"), store.put(b"dropped"), BlobRef.of(b"coming")
+    store.receive(coming).pause()
+    store.receive(BlobRef.of(b"unwanted")).pause()
+    store.drop_others(iter([kept, coming]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([kept.hex, f"{coming.hex}.part"])
+    assert not store.has(dropped)
