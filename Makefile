@@ -2,13 +2,16 @@
 
 PYTHON ?= python3
 DEMO_ARGS ?=
+MINUTES ?= 10
 
 BIN := .venv/bin
 PROTOS := $(wildcard federation/proto/*.proto)
 GENERATED := .venv/generated
+# pip compiles what it installs on one core, for a third of its time: the set-up does that afterwards, on all.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data debian demo test faults lint proto proto-check clean
+.PHONY: help setup data debian demo test faults fuzz lint proto proto-check clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,9 +25,10 @@ setup: .venv/.ready ## Makes .venv with Parley and everything pinned in constrai
 .venv/.ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "setup: making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "setup: installing the build's tools"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt hatchling editables
+	@$(PIP) hatchling editables
 	@echo "setup: installing Parley and what it needs (minutes, the first time)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # some packages bring files of other Python versions
 	@touch $@
 
 data: setup ## Puts the heart disease records into the user's cache, once; the only download besides the set-up's
@@ -46,10 +50,13 @@ demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" lea
 
 test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --durations=25
 
 faults: setup debian ## Kills real processes at every state, on SQLite and PostgreSQL (minutes)
 	@$(BIN)/python -m pytest -n 2 -m kill tests/faults
+
+fuzz: setup ## Fuzzes codec, job file and machines for MINUTES (10 by default) and keeps what it finds in tests/fuzz/corpus
+	@$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES)
 
 lint: setup proto-check ## Style, types, import layers, and that generated code is up to date
 	@$(BIN)/ruff check

@@ -201,6 +201,8 @@ class Agent:
             if folder.name not in jobs:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._journal.forget(folder.name)
+        for each in kept:  # a download may be damaged where its length is right: it does not outlive a power cut
+            self._blobs(each.offer.job).drop_others([each.result.payload])
 
     async def _attend(self, connection: Connection, backoff: Backoff) -> None:
         self._outgoing = asyncio.Queue()
@@ -362,9 +364,9 @@ class Agent:
     async def _fetch(self, work: StepStart | Assigned) -> Event:
         step = work.step if isinstance(work, Assigned) else work
         limit = work.work.drift if isinstance(work, Assigned) else None
-        blobs = self._blobs(step.job)
+        blobs = BlobStore(self._work / step.job, durable=False)  # a large model's fsync would keep the stream waiting
         wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
-        _drop_others(blobs.folder, [ref.digest for ref in wanted] + ([] if limit is None else [limit.model_hash]))
+        blobs.drop_others(wanted if limit is None else [*wanted, BlobRef(limit.model_hash, 0)])
         for ref in wanted:
             await self._persist(partial(Connection.download, ref=ref, blobs=blobs))
         if isinstance(work, Assigned) and limit is not None and step.model is not None:
@@ -484,14 +486,6 @@ class _UnkeptError(Exception):
 
 def _facts(table: protocol.Table) -> TableFacts:
     return TableFacts(bytes.fromhex(table.digest), table.rows, table.test_rows, table.rarest)
-
-
-def _drop_others(folder: Path, wanted: list[bytes]) -> None:
-    """Drops what earlier steps left in a job's folder, so that it does not grow with the rounds."""
-    names = {digest.hex() for digest in wanted}
-    for file in folder.iterdir():
-        if file.name.removesuffix(".part") not in names:
-            file.unlink()
 
 
 def _named(file: Path) -> BlobRef:

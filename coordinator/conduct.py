@@ -125,7 +125,7 @@ class Conductor:
         self._present = present
         self._private = private
         self._jobs: dict[str, Conducted] = {}
-        self._uploads = WeakValueDictionary[tuple[str, str, bytes], Incoming]()  # of calls that still hold theirs
+        self._uploads = WeakValueDictionary[tuple[str, str], Incoming]()  # of calls that still hold theirs
         self._paused: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: dict[str, tuple[frozenset[str], tuple[FromCoordinator, ...]]] = {}
@@ -308,8 +308,9 @@ class Conductor:
 
     def _check_uploaded(self, run: Run, site: str, contribution: Contribution) -> None:
         """Passes a contribution whose payload is here, or that will not be counted whatever it names."""
-        payload = contribution.payload
-        if run.expects(site, payload) and not self._spool(run.id, run.record.next_step, site).has(payload):
+        payload, step = contribution.payload, run.record.next_step
+        awaited = contribution.step == step and run.expects(site, payload)
+        if awaited and not self._spool(run.id, step, site).has(payload):
             raise RemoteProtocolError(
                 f"site {site} contributed payload {payload.hex[:12]} to job {run.id} without having uploaded it",
                 fix="upload a contribution before naming it",
@@ -385,11 +386,12 @@ class Conductor:
             run.moved(site, count)
 
         moved(0)
-        key = (opened.job, site, opened.payload.digest)
+        key = (opened.job, site)
         older = self._uploads.pop(key, None)
         if older is not None:
-            older.pause()  # the site lost that stream and continues on this one
+            older.pause()  # the site lost that stream and continues on this one, or has another answer now
         spool = self._spool(opened.job, run.record.next_step, site) if summing is None else summing.spool(site)
+        spool.drop_others([opened.payload])  # a site has one answer to a step, however many it makes up
         if spool.has(opened.payload):
             return None, moved
         self._uploads[key] = incoming = spool.receive(opened.payload)
@@ -491,12 +493,9 @@ class Conductor:
     def _tidy(self, conducted: Conducted, after: JobRecord, step: int) -> None:
         """Drops payloads that no later step, restart or reader needs; the next step has begun meanwhile."""
         refs = (after.model, after.best_model, after.initial_model, after.strategy_state, after.preparation)
-        needed = {ref.hex for ref in refs if ref is not None}
         try:
-            for path in conducted.blobs.folder.iterdir():
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
-        except OSError as refused:  # they go after the next step, or at the next start
+            conducted.blobs.drop_others(ref for ref in refs if ref is not None)
+        except StorageError as refused:  # they go after the next step, or at the next start
             log.warning("cannot drop what job %s needs no more: %s", after.id, refused)
         spool = self._folder / "spool" / after.id
         _clear(spool if after.state.over else spool / str(step))

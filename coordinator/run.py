@@ -168,6 +168,7 @@ class Run:
         self._kind = StepKind.STATISTICS
         self._began = 0.0
         self._asked = 0
+        self._put_down: set[str] = set()  # for whom their pause has answered the step under way
         self._committing = False
         self._storing = False
         self._end_after_store: tuple[JobState, str] | None = None
@@ -326,6 +327,7 @@ class Run:
         known.phase = None
         known.trouble = PAUSED
         if self._round is not None and self._round.expects(site):
+            self._put_down.add(site)
             self._round.receive(SiteDeclined(site, DeclineCause.PAUSED))
             return self._settled(now)
         return self._advance(now)
@@ -494,6 +496,7 @@ class Run:
     def _begin(self, now: float) -> None:
         self._began = now
         self._asked = self.record.next_step
+        self._put_down = set()
         self._transferred = {}
         for site in self._sites.values():
             site.phase = None
@@ -525,7 +528,8 @@ class Run:
             if self._sites[site].overdue:
                 return self._caught_up(site, step, now)
             return (Send(site, StepEnded(self.id, step, counted=False)),)
-        if self._round.state is not RoundState.COLLECTING and not self._round.answered(site):
+        late = self._round.state is not RoundState.COLLECTING and not self._round.answered(site)
+        if late or site in self._put_down:  # the question and the pause may have crossed on the way
             return (Send(site, StepEnded(self.id, step, counted=False)),)
         self._round.receive(event)
         known = self._sites[site]

@@ -4,7 +4,7 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,12 +267,29 @@ class BlobStore:
             raise StorageError(problem, fix="make the folder readable") from refused
 
     def take(self, file: Path) -> BlobRef:
-        """Moves a complete file of ours in under its name, durably."""
+        """Moves a complete file of ours in under its name, durably; one that is here already is only dropped."""
         with _disk(self.folder), file.open("rb+") as content:
             ref = BlobRef(hashlib.file_digest(content, "sha256").digest(), file.stat().st_size)
-            self.sync(content)
-        self.adopt(file, ref)
+            held = self.has(ref)
+            if not held:
+                self.sync(content)
+        if held:
+            file.unlink()
+        else:
+            self.adopt(file, ref)
         return ref
+
+    def drop_others(self, wanted: Iterable[BlobRef]) -> None:
+        """Drops every payload, and every part of one, that is none of `wanted`.
+
+        Raises:
+            StorageError: A file cannot be removed.
+        """
+        names = {ref.hex for ref in wanted}
+        with _disk(self.folder):
+            for path in self.folder.iterdir():
+                if path.name.removesuffix(".part") not in names:
+                    path.unlink(missing_ok=True)
 
     def chunks(self, ref: BlobRef, offset: int = 0) -> Iterator[bytes]:
         """The payload from `offset` on, a chunk at a time.

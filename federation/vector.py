@@ -22,6 +22,8 @@ BLOCK = 65_536
 
 _MAX_HEADER = 16 * 1024 * 1024
 _MAX_RANK = 8
+_MAX_VALUES = 2**40
+"""Of a tensor without its extents of 0: numpy refuses an empty array, too, whose other extents are absurd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class TensorSpec:
         """Refuses a name or shape that no model has."""
         if not self.name or len(self.name) > 512 or not self.name.isprintable():  # noqa: PLR2004 - a sane upper bound
             raise RemoteProtocolError(f"a tensor's name must be 1..512 printable characters, not {self.name[:40]!r}")
-        if len(self.shape) > _MAX_RANK or any(extent < 0 for extent in self.shape):
-            raise RemoteProtocolError(f"tensor {self.name!r} declares the impossible shape {self.shape}")
+        real = len(self.shape) <= _MAX_RANK and all(0 <= extent <= _MAX_VALUES for extent in self.shape)
+        if not real or prod(max(1, extent) for extent in self.shape) > _MAX_VALUES:
+            raise RemoteProtocolError(f"tensor {self.name!r} declares the impossible shape {str(self.shape)[:80]}")
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from parley.commands import consortium, coordinator, doctor, jobs, models, operator, site
+from parley.commands import audit, consortium, coordinator, doctor, jobs, models, operator, site
 from parley.terminal import HomeOption
 
 __all__ = ["app"]
@@ -23,6 +23,7 @@ app.add_typer(site.app, name="site")
 app.add_typer(operator.app, name="operator")
 app.add_typer(jobs.app, name="job")
 app.add_typer(models.app, name="model")
+app.add_typer(audit.app, name="audit")
 app.command("predict")(models.predict)
 app.command("doctor")(doctor.doctor)
 

@@ -24,12 +24,12 @@ from client.training import protocol
 from federation import codec, plugins
 from federation.job import parse as parse_job
 from federation.messages import MembershipStatement, RevocationList, Role
-from federation.vector import F32
+from federation.vector import BLOCK, F32
 from privacy import identity
 from privacy.identity import MemberKeys, Root, RootCertificate
 from tasks.task import Task  # noqa: TC001 - read by people first; costs nothing, it is torch-free
 
-__all__ = ["Membership", "PreparedWork", "main"]
+__all__ = ["Membership", "PreparedWork", "main", "prepare"]
 
 _FILE = "membership.json"
 _ROWS = 100
@@ -84,13 +84,23 @@ class Membership:
         return cls(me, Line(content["address"], content["tls_name"], root, certificate, key, encoded))
 
 
+def prepare(path: Path, values: int) -> None:
+    """Writes a vector for bare sites, small normal values and always the same ones; it is never whole in memory."""
+    generator = np.random.default_rng(0)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (values,)})
+        for start in range(0, values, BLOCK):
+            block = 0.01 * generator.standard_normal(min(BLOCK, values - start), dtype=np.float32)
+            file.write(block.astype("<f4", copy=False).data)
+
+
 class PreparedWork:
     """Stands where the trainer stands: every update is the prepared vector, every evaluation that of made-up rows.
 
     The vector's first value is the round's number, so that no two rounds send the same payload.
 
     Args:
-        vector: The update [values]; kept, and changed in its first value.
+        vector: The update [values]; kept, and changed in its first value. It may be mapped from a file, copy on write.
     """
 
     def __init__(self, vector: F32) -> None:
@@ -128,19 +138,20 @@ def _evaluation(text: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return task.evaluate(outputs, np.arange(_ROWS) % max(2, task.outputs))
 
 
-async def _attend(folder: Path, vector: F32) -> None:
+async def _attend(folder: Path, path: Path) -> None:
     member, policy = Membership.load(folder), parse(EXAMPLE, "the example policy")
+    vector: F32 = np.load(path, mmap_mode="c")  # pages of the file, of which only the first is ever written to
     agent = Agent(folder, member.line, member.me, lambda: policy, lambda _: None, PreparedWork(vector))
     await agent.run()
 
 
-async def _attend_all(folders: list[Path], vector: F32) -> None:
+async def _attend_all(folders: list[Path], path: Path) -> None:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with asyncio.TaskGroup() as sites:
         for folder in folders:
-            sites.create_task(_attend(folder, vector.copy()))
+            sites.create_task(_attend(folder, path))
 
 
 def main() -> None:
@@ -150,9 +161,8 @@ def main() -> None:
     parser.add_argument("--vector", required=True, type=Path, help="the update: a .npy file of float32 values")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    vector: F32 = np.load(arguments.vector)
     try:
-        asyncio.run(_attend_all(arguments.folders, vector))
+        asyncio.run(_attend_all(arguments.folders, arguments.vector))
     except (asyncio.CancelledError, KeyboardInterrupt):
         return
 

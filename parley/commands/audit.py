@@ -102,16 +102,20 @@ def _say(path: Path, verdict: Verdict) -> None:
     whose = "nobody's log" if verdict.name is None else f"the log of {verdict.name.member} ({verdict.name.purpose})"
     say(f"{path}: {whose}")
     if verdict.broken is None:
-        say(f"Whole: {verdict.lines} lines, the last of {moment(verdict.at)} UTC.")
+        say(f"Whole: {_lines(verdict.lines)}, the last of {moment(verdict.at)} UTC.")
         say("To be noted somewhere else, as proof against a cut at the end or a log written anew:")
         say(f"  line {verdict.lines}  head {verdict.head.hex()}")
     else:
         broken = verdict.broken
         say(f"BROKEN at line {broken.line}")
         say(f"  expected  {broken.expected}\n  found     {broken.found}")
-        say(f"The {verdict.lines} lines before it are whole; nothing is known of those behind it.")
+        say(f"Whole before it: {_lines(verdict.lines)}. Nothing is known of what stands behind it.")
     if verdict.backwards:
-        say(f"The clock was set back at {verdict.backwards} lines, first at line {verdict.first_backwards}.")
+        say(f"The clock was set back at {_lines(verdict.backwards)}, first at line {verdict.first_backwards}.")
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'' if count == 1 else 's'}"
 
 
 def _say_noted(verdict: Verdict, at: int, *, kept: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +18,14 @@ import numpy as np
 
 from federation.errors import ConfigurationError, ParleyError, WhoActs
 
-__all__ = ["Figures", "Mark", "Processes", "figures", "until"]
+__all__ = ["AnonymousPeaks", "Figures", "Mark", "Processes", "figures", "until"]
 
 _PROC = Path("/proc")
 _GRACE = 10.0
 """Seconds that processes have to end by themselves before they are killed."""
 _MIB = 1024
+_EVERY = 0.05
+"""Seconds between two looks at a process's anonymous memory, of which the kernel keeps no peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +162,31 @@ class Processes:
 
     def peak_mb(self, name: str) -> float:
         """The largest resident memory that the process `name` has had, in MiB."""
-        return _peak_mb(self._started[name].pid)
+        return _status_mb(self._started[name].pid, "VmHWM")
+
+    def rss_mb(self, name: str) -> float:
+        """The resident memory that the process `name` has now, in MiB."""
+        return _status_mb(self._started[name].pid, "VmRSS")
+
+    def anonymous_mb(self, name: str) -> float:
+        """Its anonymous memory now, in MiB: what the system cannot drop and read again from a file."""
+        return _status_mb(self._started[name].pid, "RssAnon")
+
+    def cpu_of(self, name: str) -> float:
+        """CPU seconds that the process `name` has used so far."""
+        pid = self._started[name].pid
+        return sum(each.cpu for each in _all() if each.pid == pid)
 
     def peak_mb_of(self, program: str) -> float:
         """The same of the largest process whose command line names `program`; 0 when there is none."""
-        return max((_peak_mb(each.pid) for each in self._alive() if program in _command(each.pid)), default=0.0)
+        named = (each.pid for each in self._alive() if program in _command(each.pid))
+        return max((_status_mb(pid, "VmHWM") for pid in named), default=0.0)
+
+    def kill(self, name: str) -> None:
+        """Kills the process `name` without a warning; another may be started under its name."""
+        process = self._started.pop(name)
+        process.kill()
+        process.wait()
 
     def end(self) -> None:
         """Ends all of them, the last started first, and whatever they have started."""
@@ -193,6 +216,40 @@ class Processes:
             if len(family) == found:
                 return family
             found = len(family)
+
+
+class AnonymousPeaks:
+    """The largest anonymous memory that processes have, from the block's start to its end, looked at every 50 ms.
+
+    Args:
+        processes: The side that they belong to.
+        names: Whom to look at.
+    """
+
+    def __init__(self, processes: Processes, *names: str) -> None:
+        self._processes = processes
+        self._peaks = {name: processes.anonymous_mb(name) for name in names}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def mb(self, name: str) -> float:
+        """The largest so far, in MiB."""
+        return self._peaks[name]
+
+    def _look(self) -> None:
+        while not self._ended.wait(_EVERY):
+            for name, peak in self._peaks.items():
+                self._peaks[name] = max(peak, self._processes.anonymous_mb(name))
 
 
 def until(holds: Callable[[], bool], processes: Processes, what: str, *, patience: float, every: float = 0.02) -> None:
@@ -243,12 +300,12 @@ def _machine_cpu() -> float:
     return sum(spent for name, spent in ticks.items() if name not in {"idle", "iowait"}) / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_mb(pid: int) -> float:
+def _status_mb(pid: int, field: str) -> float:
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return next((int(line.split()[1]) / _MIB for line in lines if line.startswith("VmHWM:")), 0.0)
+    return next((int(line.split()[1]) / _MIB for line in lines if line.startswith(f"{field}:")), 0.0)
 
 
 def _command(pid: int) -> str:

@@ -16,8 +16,9 @@ from client import agent as agent_module
 from client import policy
 from client.agent import Agent
 from client.backoff import Backoff
+from client.journal import Journal
 from client.pause import pause, resume
-from client.session import SiteIdentity
+from client.session import Remembered, SiteIdentity, Worked
 from client.training.protocol import CheckData, ComputeStatistics, Done, Evaluate, Failed, Train, Warm
 from coordinator import attendance
 from coordinator.events import StopAsked
@@ -25,7 +26,7 @@ from coordinator.records import Outcome
 from federation.blobs import CHUNK, BlobRef, BlobStore
 from federation.errors import IdentityError, ParleyError, StorageError, WhoActs
 from federation.findings import Finding
-from federation.messages import JobState, RevocationList, Role, StepKind, StepStart
+from federation.messages import JobOffer, JobState, RevocationList, Role, StepKind, StepStart
 from federation.vector import Layout, TensorSpec, to_safetensors
 from tests.consortium import Consortium, Person, Running, prepared, soon, until
 
@@ -217,6 +218,24 @@ def test_a_sites_disk_does_not_fill_with_the_rounds(
 
 
 # -------------------------------------------------------------------------------------------------- what it survives
+
+
+def test_what_was_downloaded_does_not_outlive_the_agent(
+    hospital: Callable[[str], Hospital], consortium: Consortium
+) -> None:
+    """A power cut may damage a model that was never synced and leave its length right: only results are taken up."""
+    athens = hospital("athens")
+    blobs = BlobStore(athens.folder / "work" / "job-1")
+    model, result = blobs.put(b"a model, never synced"), blobs.put(b"a result")
+    (blobs.folder / f"{BlobRef.of(b'half a model').hex}.part").write_bytes(b"half")
+    step = StepStart("job-1", 2, 0, StepKind.TRAIN, 1, model, model, result.length, 60.0)
+    offer = JobOffer("job-1", "text", (athens.member.statement,))
+    Journal(athens.folder / "journal").keep(Remembered(offer, Worked(step, result, 10.0, 1.0)))
+    agent = athens.agent(Running(consortium, None, None, None, 1))
+
+    agent._recall()
+
+    assert [file.name for file in blobs.folder.iterdir()] == [result.hex]
 
 
 def test_it_comes_back_after_the_coordinator_restarts(

@@ -503,3 +503,27 @@ def test_a_site_that_was_paused_before_a_job_is_not_asked_for_it(
             assert room.doing("a") == ("", "")
 
     asyncio.run(story())
+
+
+def test_a_site_keeps_one_answer_to_a_step_on_the_coordinators_disk(
+    running: Serving, site: Sites, job_text: Text, operator: Person, tmp_path: Path
+) -> None:
+    """Each further payload of the right length takes the place of the one before, whole or in part."""
+
+    async def story() -> None:
+        a, b = site("a"), site("b", lambda _: None)
+        async with running() as hub, hub.attending(a, b):
+            job = await hub.submit(operator, job_text(rounds=1, minimum=2))
+            await b.until(StepStart)
+            step = b.steps[-1]
+            blobs = BlobStore(b.folder / "answers")
+            spool = tmp_path / "spool" / job / "1" / "b"
+            async with hub.opened(b.member) as connection:
+                for count in range(3):
+                    ref = blobs.put(prepared(step, count))
+                    await connection.upload(job, ref, blobs)
+                    assert _files(spool) == {ref.hex}
+            b.outgoing.put_nowait(Contribution(job, step.step, step.attempt, ref, 1.0, 0.1))
+            await until(lambda: len(b.steps) > 1)
+
+    asyncio.run(story())

@@ -656,6 +656,22 @@ def test_nobody_waits_for_a_paused_site(stage: Callable[..., Stage]) -> None:
     assert here.asked("cork").step == 4
 
 
+def test_an_answer_that_crosses_the_sites_pause_is_late(stage: Callable[..., Stage]) -> None:
+    """The question was on its way when the site was paused: whatever it answers, it is told that it is not counted."""
+    here = stage(quorum=2)
+    here.attend(*SITES)
+    here.feed(SitePaused("cork", paused=True))
+
+    here.decline("cork", DeclineCause.PAUSED)
+    here.feed(SitePaused("cork", paused=False))
+    here.contribute("cork")
+
+    assert here.told("cork", StepEnded) == [StepEnded("heart-1", 1, counted=False)] * 2
+    here.step("athens", "berlin")
+    assert [(share.outcome, share.cause) for share in here.stored[0].shares][2] == (Outcome.DECLINED, "paused")
+    assert here.asked("cork").step == 2
+
+
 def test_a_job_that_a_paused_site_holds_back_says_so_and_never_fails_for_it(stage: Callable[..., Stage]) -> None:
     """However often a site is paused, that is no failure of the step."""
     here = stage()

@@ -224,6 +224,23 @@ def test_a_payload_is_synced_before_and_its_folder_after_it_gets_its_name(
     assert done == ["sync file", "rename", "sync folder"] * 2
 
 
+def test_a_file_whose_bytes_are_here_already_is_only_dropped(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty memory of a strategy without any costs no sync in each round; another file is synced and taken."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    file = store.folder / "state.part"
+    taken = []
+
+    for content in (b"the same", b"the same", b"another"):
+        file.write_bytes(content)
+        before = len(synced)
+        ref = store.take(file)
+        taken.append((store.get(ref), len(synced) > before))
+
+    assert taken == [(b"the same", True), (b"the same", False), (b"another", True)]
+    assert len(list(store.folder.iterdir())) == 2
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """The error names the folder and the way out."""
     (tmp_path / "taken").write_text("a file")
@@ -276,3 +293,14 @@ def test_a_put_that_fails_leaves_nothing(store: BlobStore, monkeypatch: pytest.M
     with pytest.raises(StorageError, match="No space left"):
         store.put(CONTENT)
     assert files(store) == []
+
+
+def test_what_is_not_wanted_is_dropped_with_its_parts(tmp_path: Path) -> None:
+    """A wanted payload stays, and so does the part of one that is still coming."""
+    store = BlobStore(tmp_path)
+    kept, dropped, coming = store.put(b"kept"), store.put(b"dropped"), BlobRef.of(b"coming")
+    store.receive(coming).pause()
+    store.receive(BlobRef.of(b"unwanted")).pause()
+    store.drop_others(iter([kept, coming]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([kept.hex, f"{coming.hex}.part"])
+    assert not store.has(dropped)

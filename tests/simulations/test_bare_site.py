@@ -12,7 +12,7 @@ from client.training.protocol import Subject
 from federation import job, plugins
 from federation.messages import Role
 from privacy.identity import Root
-from simulations.bare_site import Membership, PreparedWork
+from simulations.bare_site import Membership, PreparedWork, prepare
 
 
 @pytest.fixture
@@ -38,6 +38,23 @@ def test_every_round_sends_the_prepared_vector_under_its_own_name(tmp_path: Path
 
     assert [(each.length, each.weight) for each in answers if isinstance(each, protocol.Done)] == [(3, 100.0)] * 2
     assert [np.fromfile(output, dtype="<f4").tolist() for output in outputs] == [[1.0, 0.5, -0.5], [2.0, 0.5, -0.5]]
+
+
+def test_a_prepared_vector_is_mapped_and_its_file_stays_as_it_is(tmp_path: Path, subject: Subject) -> None:
+    """The same values each time, over a block's end as well; a site that sends them leaves the file to the others."""
+    path, output = tmp_path / "update.npy", tmp_path / "sent"
+    prepare(path, 70_000)
+    before = np.load(path)
+
+    work = PreparedWork(np.load(path, mmap_mode="c"))
+    _ask(work, protocol.Train(subject, "north", 7, "model", "preparation", str(output)))
+
+    prepare(tmp_path / "again.npy", 70_000)
+    sent = np.fromfile(output, dtype="<f4")
+    assert (before.dtype, before.shape, bool(np.isfinite(before).all())) == (np.float32, (70_000,), True)
+    assert (sent[0], np.array_equal(sent[1:], before[1:])) == (7.0, True)
+    assert np.array_equal(np.load(path), before)
+    assert path.read_bytes() == (tmp_path / "again.npy").read_bytes()
 
 
 def test_an_evaluation_is_one_that_the_task_can_read(tmp_path: Path, subject: Subject) -> None:

@@ -192,7 +192,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Adds the uploads, subtracts the self masks, checks and decodes (`sums.RingSum`); answers `Summed` or `Broken`."""
+    """Adds the uploads, subtracts self masks, checks and decodes (`sums.MaskedSum`); answers `Summed` or `Broken`."""
 
     ctx: bytes
     plan_id: int

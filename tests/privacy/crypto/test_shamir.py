@@ -159,3 +159,13 @@ def test_secrets_have_32_bytes(length: int) -> None:
     """Nothing else is shared."""
     with pytest.raises(LocalProtocolError, match=f"32 bytes are shared, not {length}"):
         shamir.split(bytes(length), 1, [0], secrets.randbelow)
+
+
+def test_right_shares_are_not_called_wrong_when_too_many_others_are() -> None:
+    """Half of six shares are wrong and alike: the other half is refused as well, and one more right share decides."""
+    secret, lie = b"\x01" * 32, bytes(32) + b"\x05"
+    right = shamir.split(secret, 1, (2, 5, 6, 7), lambda _: 0)
+    wrong = {0: lie, 3: lie, 8: lie}
+    with pytest.raises(RemoteProtocolError, match="too many are wrong"):
+        shamir.reconstruct(wrong | {idx: right[idx] for idx in (2, 5, 6)}, 1, lambda found: found == secret)
+    assert shamir.reconstruct(wrong | right, 1, lambda found: found == secret) == (secret, frozenset(wrong))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from federation.errors import ParleyError
-from simulations.peers.measure import Figures, Mark, Processes, figures, until
+from simulations.peers.measure import AnonymousPeaks, Figures, Mark, Processes, figures, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
 
@@ -68,6 +68,45 @@ def test_a_childs_work_counts_for_its_side(processes: Processes) -> None:
     assert before.cpu == 0.0
     assert processes.peak_mb("parent") > 1
     assert processes.peak_mb_of("no such program") == 0.0
+
+
+_HILL = """
+import mmap, pathlib, sys, time
+hill = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE)
+for start in range(0, len(hill), mmap.PAGESIZE):
+    hill[start] = 1
+time.sleep(0.3)
+hill.close()
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+"""Takes 64 MiB for a while, gives them back, and says so."""
+
+
+def test_a_peak_of_anonymous_memory_is_seen_when_it_is_over(processes: Processes, tmp_path: Path) -> None:
+    """64 MiB that were taken and given back are in the peak, and no longer in what the process has now."""
+    given_back = tmp_path / "given back"
+    processes.start("climber", sys.executable, "-c", _HILL, str(given_back))
+
+    with AnonymousPeaks(processes, "climber") as peaks:
+        until(given_back.exists, processes, "the hill's end", patience=20)
+
+    assert peaks.mb("climber") > 64
+    assert processes.anonymous_mb("climber") < 64
+    assert processes.rss_mb("climber") >= processes.anonymous_mb("climber") > 0
+
+
+def test_a_process_that_was_killed_may_be_started_again(processes: Processes) -> None:
+    """It is not taken for one that ended by itself, and the next of its name counts its own CPU time."""
+    spin = "import time\nwhile time.process_time() < 0.6: pass\ntime.sleep(60)"
+    processes.start("victim", sys.executable, "-c", spin)
+    until(lambda: processes.cpu_of("victim") >= 0.3, processes, "its work", patience=20)
+
+    processes.kill("victim")
+    processes.start("victim", sys.executable, "-c", "import time; time.sleep(60)")
+
+    processes.check()
+    assert processes.cpu_of("victim") < 0.3
 
 
 def test_nothing_outlives_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,542 @@
+"""A site's durable state is there whole after every cut, in one process at a time, and never silently an older copy."""
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client.vault import Vault
+from federation.errors import LocalProtocolError, StorageError
+from privacy.secure_aggregation.rostersum.durable import Charge, Durable, Family, Job, Point, Record
+from privacy.secure_aggregation.rostersum.messages import Share
+from privacy.secure_aggregation.rostersum.site_events import Persist
+from privacy.secure_aggregation.rostersum.terms import Churn, Mechanism, Noise, Unit
+from tests.privacy.secure_aggregation.rostersum.conftest import TRAIN, Bench, consortium_of, floor_for
+
+TERMS = consortium_of().terms.encode()
+RECORD = Record(3, 1, b"c" * 32, (0, 1, 2), 2, b"an OPEN", (Share(1, b"s" * 33),), 1_800_000_000)
+CHARGE = Charge(
+    "hearts",
+    b"j" * 32,
+    2**64 - 1,
+    replace(TRAIN, churn=Churn.DP, dp=Noise(Unit.RECORD, Mechanism.DDGAUSS, 1.0, 64.0, 1.0, 1e-6, 10)),
+    3,
+    1,
+)
+
+
+def job(number: int = 0, **changes: Any) -> Job:
+    """A job that this site has accepted."""
+    accepted = Job(hashlib.sha256(b"%d" % number).digest(), 0, TERMS, "hearts", b"t" * 32)
+    return replace(accepted, **changes)
+
+
+def persist(durable: Durable, charge: Charge | None = None) -> Persist:
+    """What a machine asks for."""
+    return Persist(Point.ATTEMPT, durable, charge)
+
+
+OLD = Durable((job(0), job(1, record=RECORD)), (), (Family("hearts"),))
+"""Two open jobs, one of which has opened a round."""
+NEW = replace(OLD.without(job(1)).with_job(job(0, last_r=7, opened_r=7)), families=(Family("hearts", b"p" * 32),))
+"""One closed, one gone on, and a pin: four entries differ."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> tuple[Path, Path]:
+    """Where a vault and its witness would lie."""
+    return tmp_path / "site" / "vault.db", tmp_path / "log" / "vault.count"
+
+
+@pytest.fixture
+def vault(place: tuple[Path, Path]) -> Iterator[Vault]:
+    """An empty vault."""
+    with Vault(*place) as opened:
+        yield opened
+
+
+def kept(place: tuple[Path, Path]) -> tuple[Durable, tuple[Charge, ...]]:
+    """What a new process finds."""
+    with Vault(*place) as opened:
+        return opened.durable, opened.charges()
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+
+
+def test_a_new_site_knows_nothing(place: tuple[Path, Path]) -> None:
+    """Its files are this user's alone."""
+    assert kept(place) == (Durable(), ())
+    for path in (*place[0].parent.iterdir(), place[1]):
+        assert path.stat().st_mode & 0o077 == 0
+    assert place[0].parent.stat().st_mode & 0o077 == 0
+
+
+def test_state_and_charge_are_found_again(place: tuple[Path, Path]) -> None:
+    """In the same order, to the last field, whatever a round's number."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+        vault.persist(persist(NEW, CHARGE))
+        assert vault.durable == NEW
+        assert vault.charges() == (CHARGE,)
+    assert kept(place) == (NEW, (CHARGE,))
+
+
+def test_each_commit_is_synced(vault: Vault) -> None:
+    """A power cut takes nothing back: the write-ahead log is synced at each commit; what is erased is written over."""
+    pragmas = ("journal_mode", "synchronous", "fullfsync", "secure_delete")
+    found = [vault._connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in pragmas]
+    assert found == ["wal", 2, 1, 1]
+
+
+def test_only_what_changed_is_written(vault: Vault) -> None:
+    """A round of one job rewrites its row: neither other jobs nor the tombstones of years."""
+    stones = tuple(job(number).tombstone for number in range(2, 500))
+    before = replace(OLD, closed=stones)
+    vault.persist(persist(before))
+    rows = vault._connection.execute("SELECT count(*), max(number) FROM state").fetchone()
+    statements: list[str] = []
+    vault._connection.set_trace_callback(statements.append)
+    vault.persist(persist(before.with_job(job(0, last_r=1)), CHARGE))
+    assert [statement.split()[0] for statement in statements] == ["BEGIN", "INSERT", "INSERT", "UPDATE", "COMMIT"]
+    assert vault._connection.execute("SELECT count(*), max(number) FROM state").fetchone() == (rows[0], rows[1] + 1)
+
+
+def test_a_real_round_is_found_again_at_every_point(place: tuple[Path, Path]) -> None:
+    """Three sites' machines go through two rounds and the end; after each Persist a new process has its very state."""
+    consortium = consortium_of()
+    bench = Bench(consortium, floor_for(consortium.terms))
+    bench.accept()
+    bench.epoch()
+    for r in (1, 2):
+        bench.train(r)
+        start = bench.open(r)
+        bench.say(0, bench.result(start.ctx))
+    persists = bench.of(bench.effects[0], Persist)
+    assert {work.point for work in persists} >= {Point.JOB, Point.KEYS, Point.ATTEMPT, Point.OPENED, Point.NOTE}
+    for work in persists:
+        with Vault(*place) as vault:
+            vault.persist(work)
+        assert kept(place) == (work.durable, ())
+
+
+def ordered(durable: Durable) -> tuple[list[Any], ...]:
+    """The state in one order."""
+    by_hash: Callable[[Any], bytes] = lambda each: each.job_hash  # noqa: E731 - two kinds of values have it
+    families = sorted(durable.families, key=lambda family: family.name)
+    return sorted(durable.jobs, key=by_hash), sorted(durable.closed, key=by_hash), families
+
+
+HASHES = st.integers(0, 5)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("job"), HASHES, st.integers(0, 2**64 - 1)),
+            st.tuples(st.just("close"), HASHES, st.just(0)),
+            st.tuples(st.just("family"), HASHES, st.integers(0, 255)),
+        ),
+        max_size=10,
+    )
+)
+def test_any_history_is_found_again(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
+) -> None:
+    """Jobs that come, go on and end, and families whose pins change: all is there, in an order that means nothing."""
+    folder = tmp_path_factory.mktemp("vault")
+    place = folder / "vault.db", folder / "vault.count"
+    durable = Durable()
+    with Vault(*place) as vault:
+        for kind, number, value in steps:
+            known = durable.knows(job(number).job_hash)
+            match kind:
+                case "job" if not known or any(each.job_hash == job(number).job_hash for each in durable.jobs):
+                    durable = durable.with_job(job(number, last_r=value))
+                case "close" if durable.jobs:
+                    durable = durable.without(durable.jobs[number % len(durable.jobs)])
+                case "family":
+                    durable = durable.with_family(Family(f"f{number}", bytes([value]) * 32))
+            vault.persist(persist(durable))
+            assert vault.durable == durable
+    assert ordered(kept(place)[0]) == ordered(durable)
+
+
+def test_a_readers_look_stops_nothing(vault: Vault, place: tuple[Path, Path]) -> None:
+    """Who reads the charges beside a running site sees what is durable, and the site goes on."""
+    vault.persist(persist(OLD, CHARGE))
+    reader = sqlite3.connect(f"file:{place[0]}?mode=ro", uri=True)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM charges").fetchone() == (1,)
+    vault.persist(persist(NEW))
+    assert vault.durable == NEW
+    reader.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- cuts
+
+
+class Cut(Exception):  # noqa: N818 - it is not an error but the end
+    """The process ends here."""
+
+
+class Cutting:
+    """A connection whose process ends before the statement of this number, and says nothing more to the disk."""
+
+    def __init__(self, connection: sqlite3.Connection, left: int) -> None:
+        self.connection, self.left = connection, left
+
+    def execute(self, *statement: Any) -> Any:
+        """The statement's answer."""
+        self.left -= 1
+        if self.left < 0:
+            raise Cut
+        return self.connection.execute(*statement)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.execute("COMMIT")
+
+
+@pytest.mark.parametrize("writes", range(9))
+def test_a_cut_between_any_two_writes_leaves_old_or_new(place: tuple[Path, Path], tmp_path: Path, writes: int) -> None:
+    """Whole, with the charge or without it; the process that was cut takes no further change."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+        whole = vault._connection
+        vault._connection = Cutting(whole, writes)  # type: ignore[assignment] # a fake of the part that is used
+        cut = False
+        try:
+            vault.persist(persist(NEW, CHARGE))
+        except Cut:
+            cut = True
+        copy = tmp_path / "copy" / "vault.db", tmp_path / "copy" / "vault.count"
+        copy[0].parent.mkdir()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{place[0]}{suffix}", f"{copy[0]}{suffix}")
+        shutil.copy(place[1], copy[1])
+        if cut:
+            with pytest.raises(StorageError, match="did not take a change, and this process knows more than it"):
+                vault.persist(persist(NEW))
+        vault._connection = whole
+    assert cut == (writes < 8)
+    assert kept(copy) == ((OLD, ()) if cut else (NEW, (CHARGE,)))
+
+
+def test_a_count_that_was_not_written_is_no_loss(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process cut between the commit and its count is no older copy of itself."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+        with monkeypatch.context() as patch:
+            patch.setattr("client.vault._Count.update", lambda *_: (_ for _ in ()).throw(Cut))
+            with pytest.raises(Cut):
+                vault.persist(persist(NEW))
+    assert kept(place) == (NEW, ())
+
+
+LOOP = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from client.vault import Vault
+from privacy.secure_aggregation.rostersum.site_events import Persist
+
+with Vault(Path(sys.argv[1]), Path(sys.argv[2])) as vault:
+    from tests.client.test_vault import CHARGE, job, persist
+    r = max((each.last_r for each in vault.durable.jobs), default=0)
+    while True:
+        r += 1
+        state = vault.durable.with_job(job(0, last_r=r)).with_job(job(1, last_r=r))
+        vault.persist(persist(state, replace(CHARGE, r=r)))
+        print(r, flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+def test_a_killed_process_loses_nothing_it_was_told(place: tuple[Path, Path]) -> None:
+    """Killed again and again at any instant: what was acknowledged is there, each state whole, and it goes on."""
+    last = 0
+    for lines in (1, 25):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, *map(str, place)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        assert process.stdout is not None
+        for _ in range(lines):
+            last = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        acknowledged = [last, *map(int, process.stdout.read().split(b"\n")[:-1])][-1]
+        process.stdout.close()
+        process.wait()
+        durable, charges = kept(place)
+        rounds = {each.last_r for each in durable.jobs}
+        assert len(rounds) == 1
+        assert max(rounds) in (acknowledged, acknowledged + 1)
+        assert [charge.r for charge in charges] == list(range(1, max(rounds) + 1))
+
+
+# --------------------------------------------------------------------------------------------------------- older copies
+
+
+def copied(place: tuple[Path, Path], folder: Path) -> Callable[[], None]:
+    """Copies the state now, and puts the copy back when it is called."""
+    folder.mkdir()
+    shutil.copy(place[0], folder)
+
+    def back() -> None:
+        shutil.copy(folder / place[0].name, place[0])
+
+    return back
+
+
+def test_an_older_copy_is_refused(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """It says how much it lacks and who must act; nothing changes, and the newest state is taken as before."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    put_back = copied(place, tmp_path / "backup")
+    with Vault(*place) as vault:
+        vault.persist(persist(NEW))
+    newest = copied(place, tmp_path / "newest")
+    put_back()
+    for _ in range(2):
+        with pytest.raises(StorageError) as refused:
+            Vault(*place)
+        assert refused.match(r"vault.db may be an older copy: it has 1 changes where its witness has counted 2\. What")
+        assert refused.match(r"\(the site's administrator\): put the newest copy back.*from the audit log")
+    newest()
+    assert kept(place) == (NEW, ())
+
+
+def test_an_older_copy_is_taken_at_the_administrators_word(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """Once: from then on it is the newest, and the state that it replaced is the older one."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    put_back = copied(place, tmp_path / "backup")
+    with Vault(*place) as vault:
+        vault.persist(persist(NEW))
+    newest = copied(place, tmp_path / "newest")
+    put_back()
+    with Vault(*place, restored=True) as vault:
+        assert vault.durable == OLD
+    assert kept(place) == (OLD, ())
+    newest()
+    with pytest.raises(StorageError, match="it has 2 changes where its witness has counted 3"):
+        Vault(*place)
+
+
+def test_a_lost_state_is_not_begun_anew(place: tuple[Path, Path]) -> None:
+    """A site that has forgotten its jobs would accept them a second time."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    place[0].unlink()
+    for restored in (False, True):
+        with pytest.raises(
+            StorageError, match=r"vault.db is lost: its witness .* has counted 1 changes.*enrol the site"
+        ):
+            Vault(*place, restored=restored)
+    place[0].touch()
+    with pytest.raises(StorageError, match="is not a vault, or was emptied"):
+        Vault(*place)
+
+
+def test_a_site_cut_before_its_first_state_begins_anew(place: tuple[Path, Path]) -> None:
+    """With its witness, and without a file or with an empty one."""
+    Vault(*place).close()
+    for leave in (lambda: None, place[0].touch):
+        place[0].unlink()
+        leave()
+        assert kept(place) == (Durable(), ())
+
+
+def test_a_missing_or_foreign_witness_is_refused(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """A folder put back from a backup brings no witness, or that of another site."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    Vault(tmp_path / "other" / "vault.db", tmp_path / "other" / "count").close()
+    with pytest.raises(StorageError, match=r"may be an older copy: its witness .*/other/count is another vault's"):
+        Vault(place[0], tmp_path / "other" / "count")
+    place[1].unlink()
+    with pytest.raises(StorageError, match=r"may be an older copy: its witness .*/vault.count is missing"):
+        Vault(*place)
+    with Vault(*place, restored=True) as vault:
+        assert vault.durable == OLD
+    assert kept(place) == (OLD, ())
+
+
+def test_a_damaged_witness_is_refused(place: tuple[Path, Path]) -> None:
+    """It counts nothing any more; the administrator must say that the state is the newest."""
+    Vault(*place).close()
+    place[1].write_bytes(b"12\n")
+    with pytest.raises(StorageError, match=r"vault.count, which counts the changes.*is damaged.*remove it"):
+        Vault(*place)
+
+
+def test_a_witness_that_goes_missing_stops_the_site(vault: Vault, place: tuple[Path, Path]) -> None:
+    """From then on an older copy would not be noticed."""
+    place[1].unlink()
+    with pytest.raises(StorageError, match=r"vault.count, which counts .* cannot be used: No such file"):
+        vault.persist(persist(OLD))
+    with pytest.raises(StorageError, match="end this process"):
+        vault.persist(persist(OLD))
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_one_process_has_it(vault: Vault, place: tuple[Path, Path]) -> None:
+    """Another one, of this system or within this one, is told who must end; afterwards it may."""
+    program = f"from client.vault import Vault; from pathlib import Path; Vault(*map(Path, {list(map(str, place))!r}))"
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert other.returncode == 1
+    assert "vault.db is used by another process" in other.stderr
+    assert "end the other process of this site" in other.stderr
+    with pytest.raises(StorageError, match="is used by another process"):
+        Vault(*place)
+    vault.persist(persist(OLD))
+    vault.close()
+    assert kept(place) == (OLD, ())
+
+
+@pytest.mark.parametrize("refused", [stat.S_ISREG, stat.S_ISDIR], ids=["file", "folder"])
+def test_a_disk_that_cannot_sync_is_refused(
+    place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, refused: Callable[[int], bool]
+) -> None:
+    """Files or names: before anything is written, since what such a disk promises, a power cut breaks."""
+    system = os.fsync
+
+    def refusing(descriptor: int) -> None:
+        if refused(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        system(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    with pytest.raises(StorageError, match=r"site cannot make anything durable: Invalid argument.*a local disk"):
+        Vault(*place)
+    assert list(place[0].parent.iterdir()) == []
+
+
+def test_a_change_that_forgets_is_refused(vault: Vault) -> None:
+    """Jobs and families are known for ever; a bug that loses one costs a process, not the promise."""
+    closed = OLD.without(OLD.jobs[0])
+    for before, after in (
+        (OLD, replace(OLD, jobs=OLD.jobs[1:])),
+        (closed, replace(closed, closed=())),
+        (closed, replace(closed, families=())),
+    ):
+        vault._failed, vault._durable = False, before
+        with pytest.raises(
+            LocalProtocolError, match="would make this site forget a job that it has accepted, or a data"
+        ):
+            vault.persist(persist(after))
+
+
+def test_a_round_is_charged_once(vault: Vault) -> None:
+    """A second charge for it is refused with the change that brings it."""
+    vault.persist(persist(OLD, CHARGE))
+    with pytest.raises(LocalProtocolError, match=r"a change contradicts what .*vault.db holds: UNIQUE"):
+        vault.persist(persist(NEW, CHARGE))
+    assert vault.durable == OLD
+    vault.close()
+
+
+DAMAGES = {
+    "other bytes": "UPDATE state SET content = zeroblob(length(content)) WHERE name LIKE 'job%'",
+    "other digest": "UPDATE state SET digest = zeroblob(32)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_entry_that_changed_is_told(place: tuple[Path, Path], damage: str) -> None:
+    """Each entry has its digest: a flipped bit in a round's number would cost more than the round."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+        vault._connection.execute(DAMAGES[damage])
+    with pytest.raises(StorageError, match=r"is damaged: the entry job [0-9a-f]{64} has other bytes.*administrator"):
+        Vault(*place)
+
+
+def test_a_damaged_charge_is_told(vault: Vault) -> None:
+    """By the ledger that reads it."""
+    vault.persist(persist(OLD, CHARGE))
+    for content in (b"x", b"", b"i" + (8).to_bytes(4) + bytes(8)):
+        vault._connection.execute("UPDATE charges SET content = ?", (content,))
+        with pytest.raises(StorageError, match=r"vault.db is damaged: a charge cannot be read"):
+            vault.charges()
+
+
+def test_a_file_that_is_no_vault_is_told(place: tuple[Path, Path]) -> None:
+    """Overwritten, another program's, a newer release's: each is left as it is."""
+    Vault(*place).close()
+    place[0].write_bytes(b"not a database" * 100)
+    with pytest.raises(StorageError, match=r"vault.db is damaged \(file is not a database\)"):
+        Vault(*place)
+    place[0].unlink()
+    other = sqlite3.connect(place[0])
+    other.execute("CREATE TABLE other (x)")
+    other.commit()
+    before = place[0].read_bytes()
+    with pytest.raises(StorageError, match=r"vault.db is not a vault, or was emptied"):
+        Vault(*place)
+    assert place[0].read_bytes() == before
+    other.execute("PRAGMA user_version = 9")
+    other.close()
+    with pytest.raises(StorageError, match=r"vault.db is a newer release's.*install that release"):
+        Vault(*place)
+
+
+def test_a_truncated_file_is_told(place: tuple[Path, Path]) -> None:
+    """SQLite's own structure is checked when it is opened."""
+    with Vault(*place) as vault:
+        for number in range(40):
+            vault.persist(persist(vault.durable.with_job(job(number))))
+    content = place[0].read_bytes()
+    place[0].write_bytes(content[: len(content) // 2])
+    with pytest.raises(StorageError, match=r"vault.db is damaged.*put the newest copy back"):
+        Vault(*place)
+
+
+def test_a_vault_without_its_count_is_told(place: tuple[Path, Path]) -> None:
+    """It cannot say whether it is an older copy."""
+    with Vault(*place) as vault:
+        vault._connection.execute("DELETE FROM vault")
+    with pytest.raises(StorageError, match="is damaged: it does not say how often it was changed"):
+        Vault(*place)
+
+
+def test_a_full_disk_ends_the_process(place: tuple[Path, Path]) -> None:
+    """The change is not taken, and no other; a new process finds the state before it."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+        (pages,) = vault._connection.execute("PRAGMA page_count").fetchone()
+        vault._connection.execute(f"PRAGMA max_page_count = {pages}")
+        big = OLD.with_job(job(0, record=replace(RECORD, opening=bytes(100_000))))
+        with pytest.raises(StorageError, match=r"vault.db has no room on its disk .*free disk space"):
+            vault.persist(persist(big))
+        with pytest.raises(StorageError, match="did not take a change"):
+            vault.persist(persist(NEW))
+    assert kept(place) == (OLD, ())
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """With what the system says."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot make anything durable: File exists"):
+        Vault(tmp_path / "file" / "vault.db", tmp_path / "count")
