@@ -52,8 +52,8 @@ test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --durations=25
 
-faults: setup debian ## Kills real processes at every state, on SQLite and PostgreSQL (minutes)
-	@$(BIN)/python -m pytest -n 2 -m kill tests/faults
+faults: setup data debian ## Kills real processes at every state, on SQLite and PostgreSQL; and other long tests (minutes)
+	@$(BIN)/python -m pytest -n 2 -m "kill or long" tests
 
 fuzz: setup ## Fuzzes codec, job file and machines for MINUTES (10 by default) and keeps what it finds in tests/fuzz/corpus
 	@$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES)

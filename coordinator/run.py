@@ -472,6 +472,8 @@ class Run:
         return (SetDeadline(self.record.next_step, self._attempt, self.job.cohort.deadline_seconds), *asked)
 
     def _summing(self, event: SumStands | SumOpened | SumFailed | NoSum, now: float) -> tuple[Effect, ...]:
+        if self.sealing is None:
+            raise LocalProtocolError(f"job {self.id} is summed plainly, and a sealed sum was told of")
         if isinstance(event, NoSum):
             return self._end(JobState.FAILED, event.problem, now)
         attempt = self._round

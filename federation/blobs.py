@@ -124,7 +124,12 @@ class Incoming:
                 self._store.sync(self._file)
         finally:
             self.pause()
-        return self._store.adopt(self._partial, self.ref)
+        try:
+            return self._store.adopt(self._partial, self.ref)
+        except StorageError:
+            if self._store.has(self.ref):  # another transfer of these bytes continued this one and came first
+                return self._store.path(self.ref)
+            raise
 
     def pause(self) -> None:
         """Closes the partial file so that a later transfer continues it; nothing happens if this one has ended."""

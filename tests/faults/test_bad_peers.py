@@ -23,7 +23,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from coordinator.records import Outcome
@@ -318,7 +317,7 @@ def test_a_contribution_said_ten_times_counts_once(ward: Started) -> None:
     async def story() -> None:
         async with ward() as at:
             first = await at.peer.contribution(at.step)
-            other = await at.peer.contribution(at.step, np.array([9, 9], dtype="<f4").tobytes())
+            other = replace(first, payload=BlobRef(bytes(32), first.payload.length))
             for contribution in (*[first] * 10, other, replace(first, weight=1e15)):
                 at.peer.say(contribution)
             for _ in range(2):
@@ -335,7 +334,7 @@ def test_a_second_stream_does_not_count_twice(ward: Started) -> None:
     async def story() -> None:
         async with ward() as at:
             first = await at.peer.contribution(at.step)
-            other = await at.peer.contribution(at.step, np.array([9, 9], dtype="<f4").tobytes())
+            other = replace(first, payload=BlobRef(bytes(32), first.payload.length))
             at.peer.say(first)
             run = at.hub.coordinator.conductor.job(at.step.job).run
             await until(lambda: not run.expects("c", ANY_UPDATE))

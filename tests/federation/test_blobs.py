@@ -304,3 +304,14 @@ def test_what_is_not_wanted_is_dropped_with_its_parts(tmp_path: Path) -> None:
     store.drop_others(iter([kept, coming]))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([kept.hex, f"{coming.hex}.part"])
     assert not store.has(dropped)
+
+
+def test_a_transfer_that_another_of_the_same_bytes_overtook_has_ended_well(tmp_path: Path) -> None:
+    """The other continued its file and gave it the payload's name."""
+    store = BlobStore(tmp_path)
+    ref = BlobRef.of(b"payload")
+    incoming = store.receive(ref)
+    incoming.append(b"payload")
+    (tmp_path / f"{ref.hex}.part").rename(store.path(ref))
+    assert incoming.finish() == store.path(ref)
+    assert store.get(ref) == b"payload"

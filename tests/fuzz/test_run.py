@@ -92,6 +92,10 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "job_digest": st.sampled_from((jobs.digest(TEXT), bytes(32))),
     "weight": st.sampled_from((1.0, 1e15)),
     "seconds": st.sampled_from((0.0, 5.0)),
+    "behind": st.frozensets(sites),
+    "members": st.frozensets(sites),
+    "declined": st.lists(st.tuples(sites, st.just("its data"))).map(tuple),
+    "waits": st.just("their work"),
     "step": st.integers(1, 6),
     "attempt": st.integers(0, 3),
 }

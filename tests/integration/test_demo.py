@@ -25,7 +25,7 @@ def csv() -> Path:
         pytest.skip(str(missing))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_learns_from_four_hospitals_what_one_place_would_learn(csv: Path, tmp_path: Path) -> None:
     """Its JSON has the promised fields; federated is within 3 points of pooled; nothing of it stays behind."""
     run = subprocess.run(

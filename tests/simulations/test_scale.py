@@ -56,7 +56,7 @@ def _running(folder: Path) -> list[str]:
     return [line for line in found if str(folder) in line]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_cohort_is_measured(run: _Run) -> None:
     """The coordinator's memory and time with each number of sites, and the difference in models."""
     found = run.figures["sites"]
@@ -70,7 +70,7 @@ def test_every_cohort_is_measured(run: _Run) -> None:
     assert found["difference_in_models"] == pytest.approx(apart, abs=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_ends_of_a_vectors_way_are_measured(run: _Run) -> None:
     """What coordinator and site took above their idle processes, which are real ones."""
     found = run.figures["vector"]
@@ -82,7 +82,7 @@ def test_both_ends_of_a_vectors_way_are_measured(run: _Run) -> None:
     assert found["seconds"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_sites_are_back_after_the_coordinator_was_killed(run: _Run) -> None:
     """The new coordinator answers first, and then all five attend; meanwhile memory and idle time were looked at."""
     found = run.figures["attend"]
@@ -94,7 +94,7 @@ def test_all_sites_are_back_after_the_coordinator_was_killed(run: _Run) -> None:
     assert 0 < found["restart_seconds"] <= found["reconnect_seconds"] < 120
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_figure_has_its_bar_and_nothing_is_left(run: _Run) -> None:
     """People see each bar and whether it holds; no process and no file outlives the run."""
     bars = [bar for found in run.figures.values() for bar in found["bars"]]
