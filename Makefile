@@ -50,7 +50,7 @@ demo: setup ## Five processes, four hospitals, one model; DEMO_ARGS="--keep" lea
 
 test: setup data debian ## All tests, with coverage
 	@$(BIN)/coverage erase
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --durations=25
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --durations=25
 
 faults: setup data debian ## Kills real processes at every state, on SQLite and PostgreSQL; and other long tests (minutes)
 	@$(BIN)/python -m pytest -n 2 -m "kill or long" tests

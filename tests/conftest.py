@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,24 +18,10 @@ os.environ.pop("COLUMNS", None)  # rich takes a width set when it is imported fo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from federation.messages import StepStart
     from tests.consortium import Answer
-
-
-LONGEST = ("integration", "faults", "simulations", "client", "fuzz", "coordinator")
-"""Folders whose files take longest: they come first, so that no worker is left with one of them at the end."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest folders first; the order within them stays."""
-    here = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0]
-        return LONGEST.index(room) if room in LONGEST else len(LONGEST)
-
-    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
