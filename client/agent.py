@@ -21,7 +21,8 @@ from client.journal import Journal
 from client.pause import paused
 from client.policy import Policy
 from client.sealed import SealedJobs
-from client.session import (
+from client.session import Session
+from client.session_events import (
     Assigned,
     CheckData,
     Connected,
@@ -44,7 +45,6 @@ from client.session import (
     Record,
     Remembered,
     Send,
-    Session,
     SiteIdentity,
     TableFacts,
     Upload,

@@ -17,7 +17,7 @@ from client.connection import Connection, Line
 from client.data import readers
 from client.data.registry import DataSets
 from client.probe import Stage, Walk
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from client.training import protocol
 from client.training.trainer import Trainer
 from federation.errors import IdentityError, ParleyError, StorageError, UnreachableError, WhoActs

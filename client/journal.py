@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - pydantic and people read it
 
-from client.session import Remembered, Worked
+from client.session_events import Remembered, Worked
 from federation import codec, files
 from federation.blobs import BlobRef
 from federation.errors import ParleyError

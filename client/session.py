@@ -42,7 +42,6 @@ from client.session_events import (
     Note,
     Paused,
     Received,
-    Record,
     Remembered,
     Send,
     SiteIdentity,
@@ -87,41 +86,7 @@ from privacy.secure_aggregation.rostersum import site_events as sums
 from privacy.secure_aggregation.rostersum.rules import Broken
 from privacy.secure_aggregation.rostersum.site_events import Because, Clock
 
-__all__ = [
-    "Assigned",
-    "CheckData",
-    "Connected",
-    "Contribute",
-    "DataChecked",
-    "Disconnect",
-    "Disconnected",
-    "Effect",
-    "Event",
-    "Fetch",
-    "Fetched",
-    "Forget",
-    "Held",
-    "JobResumed",
-    "Keep",
-    "KeepRevocations",
-    "MaskFailed",
-    "Note",
-    "Paused",
-    "Received",
-    "Record",
-    "Remembered",
-    "Send",
-    "Session",
-    "SiteIdentity",
-    "StopUploads",
-    "TableFacts",
-    "Upload",
-    "UploadMasked",
-    "Uploaded",
-    "Work",
-    "WorkFailed",
-    "Worked",
-]
+__all__ = ["Session"]
 
 
 _MAX_FINDINGS = 100
@@ -611,9 +576,9 @@ class Session:
             ConfigurationError: Its terms are not those that this site computes.
             PolicyRefused: This site has no machine of secure sums, or another job of the same terms.
         """
-        if job.privacy.secure_aggregation == "plain" or self._coordinator is None:
+        if job.privacy.secure_aggregation == "plain":
             return None
-        if self._sealed is None:
+        if self._sealed is None or self._coordinator is None:
             raise PolicyRefused("this agent runs without its protocol key", fix="run it with: parley site run")
         found = sealed.admitted(offer, job, self._coordinator)
         self._sealed.admit(found)

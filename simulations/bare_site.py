@@ -19,7 +19,7 @@ import numpy as np
 from client.agent import Agent
 from client.connection import Line
 from client.policy import EXAMPLE, parse
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from client.training import protocol
 from federation import codec, plugins
 from federation.job import parse as parse_job

@@ -17,7 +17,7 @@ from client import doctor as members
 from client import probe
 from client.doctor import Check, Level
 from client.probe import Stage, Walk
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from federation.errors import ConfigurationError, ParleyError, WhoActs
 from federation.messages import Role
 from parley.dialling import line

@@ -25,7 +25,7 @@ from client.connection import Line
 from client.data.registry import DataSet, DataSets
 from client.policy import EXAMPLE, Policy, SecureAggregation, floor, parse
 from client.proxy import FILE, Proxy, chosen
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from federation import audit, files
 from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState

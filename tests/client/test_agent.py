@@ -18,7 +18,7 @@ from client.agent import Agent
 from client.backoff import Backoff
 from client.journal import Journal
 from client.pause import pause, resume
-from client.session import Remembered, SiteIdentity, Worked
+from client.session_events import Remembered, SiteIdentity, Worked
 from client.training.protocol import CheckData, ComputeStatistics, Done, Evaluate, Failed, Train, Warm
 from coordinator import attendance
 from coordinator.events import StopAsked

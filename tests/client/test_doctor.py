@@ -12,7 +12,7 @@ from client.doctor import Answer, Check, Disk, Level
 from client.policy import EXAMPLE
 from client.probe import Stage, Walk
 from client.proxy import Proxy
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from client.training import protocol
 from federation.errors import IdentityError, UnreachableError, WhoActs
 from federation.greeting import Greeting

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client.journal import Journal
-from client.session import Remembered, Worked
+from client.session_events import Remembered, Worked
 from federation.blobs import BlobRef
 from federation.errors import StorageError
 from federation.messages import JobOffer, MembershipStatement, Role, StepKind, StepStart

@@ -14,7 +14,7 @@ from client import policy
 from client.agent import Agent
 from client.backoff import Backoff
 from client.pause import pause, resume
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from client.summing import Sealing
 from client.training.protocol import Answer, CheckData, ComputeStatistics, Done, Evaluate, Request, Table, Train, Warm
 from client.vault import Vault

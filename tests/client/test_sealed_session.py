@@ -20,7 +20,8 @@ import pytest
 from client.masking import Contributions
 from client.policy import Policy, SecureAggregation
 from client.sealed import SealedJobs
-from client.session import (
+from client.session import Session
+from client.session_events import (
     Assigned,
     CheckData,
     Connected,
@@ -40,7 +41,6 @@ from client.session import (
     Received,
     Record,
     Send,
-    Session,
     SiteIdentity,
     StopUploads,
     TableFacts,
@@ -50,7 +50,7 @@ from client.session import (
 )
 from federation import job as jobs
 from federation.blobs import BlobRef
-from federation.errors import LocalProtocolError, ParleyError, RemoteProtocolError
+from federation.errors import LocalProtocolError, ParleyError, PolicyRefused, RemoteProtocolError
 from federation.messages import (
     PROTOCOL,
     DeclineCause,
@@ -746,6 +746,35 @@ def test_a_train_is_not_worked_on_unless_its_step_was_described(world: World) ->
         assert len(agent.said(Decline)) == 1
         assert not any(isinstance(each, Fetch) for each in agent.effects)
         assert "round 1 is signed for another step than was described" in agent.trouble()
+
+
+def test_a_step_of_a_sealed_job_is_never_done_in_plain(world: World) -> None:
+    """A coordinator that describes steps and signs no TRAIN gets no work, and no payload leaves."""
+    world.attend()
+    for agent in world.sites.values():
+        agent.effects.clear()
+        for step, kind in enumerate(StepKind, 1):
+            agent.hear(step_of(step, kind))
+        assert agent.effects == []
+
+
+def test_a_job_whose_coordinator_is_not_known_is_refused_and_not_taken_for_plain(consortium: Consortium) -> None:
+    """Where its terms cannot be checked, a job that asks for secure aggregation is in none."""
+    me = SiteIdentity(consortium.sites[0].statement, consortium.root.public, consortium.nobody_revoked())
+    session = Session(me, (), SealedJobs(consortium.sites[0].keys.protocol, Durable()))
+    offer = JobOffer(JOB, TEXT, consortium.roster, consortium.terms().encode())
+    with pytest.raises(PolicyRefused):
+        session._admitted(offer, jobs.parse(TEXT))
+
+
+@pytest.mark.parametrize("terms", [b"", b"x"], ids=["none", "nonsense"])
+def test_an_offer_without_terms_is_refused_and_not_taken_for_plain(world: World, terms: bytes) -> None:
+    """The job file asks for secure aggregation; leaving the terms out does not switch it off."""
+    world.attend()
+    agent = next(iter(world.sites.values()))
+    agent.hear(JobOffer("risk-2", TEXT, world.consortium.roster, terms))
+    (refused,) = agent.told(JobRefused)
+    assert refused.findings[0].problem == "the terms of its secure aggregation cannot be read"
 
 
 # ------------------------------------------------------------------------------------------------ pauses and the stream

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.policy import Policy
-from client.session import (
+from client.session import Session
+from client.session_events import (
     CheckData,
     Connected,
     DataChecked,
@@ -25,7 +26,6 @@ from client.session import (
     Received,
     Remembered,
     Send,
-    Session,
     SiteIdentity,
     Upload,
     Uploaded,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.session import Assigned, Event, MaskFailed, Record, StopUploads, UploadMasked
+from client.session_events import Assigned, Event, MaskFailed, Record, StopUploads, UploadMasked
 from client.summing import Sealing, Summing, Transfer
 from client.vault import Vault
 from federation import audit

@@ -11,7 +11,8 @@ import grpc.aio
 import pytest
 
 from client import policy
-from client.session import Connected, Disconnect, Note, Received, Session, SiteIdentity
+from client.session import Session
+from client.session_events import Connected, Disconnect, Note, Received, SiteIdentity
 from coordinator import attendance
 from coordinator.attendance import Peer
 from coordinator.records import SitePresence

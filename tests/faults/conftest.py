@@ -17,7 +17,7 @@ from client.agent import Agent
 from client.backoff import Backoff
 from client.policy import EXAMPLE
 from client.policy import parse as parse_policy
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from client.training import protocol
 from coordinator import attendance
 from coordinator.coordinator import Coordinator

@@ -15,7 +15,7 @@ from client.doctor import Level
 from client.policy import EXAMPLE, parse
 from client.proxy import Proxy as Named
 from client.proxy import chosen
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from federation.errors import UnreachableError
 from federation.messages import ApproveEnrolment, EnrolmentState, ListJobs, Role
 from privacy import identity

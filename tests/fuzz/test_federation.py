@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis import target
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from client.session import (
+from client.session import Session
+from client.session_events import (
     CheckData,
     Connected,
     DataChecked,
@@ -24,7 +25,6 @@ from client.session import (
     Received,
     Remembered,
     Send,
-    Session,
     Upload,
     Uploaded,
     Work,

@@ -15,7 +15,7 @@ from client.data.registry import DataSet, DataSets
 from client.doctor import Check, Level
 from client.policy import EXAMPLE
 from client.probe import Stage, Walk
-from client.session import SiteIdentity
+from client.session_events import SiteIdentity
 from coordinator.store import Store, url_in
 from federation.messages import Credential, Role
 from parley.commands import doctor
