@@ -56,6 +56,7 @@ from client.session_events import (
 from client.summing import Performed, Sealing, Summing, Transfer
 from client.training import protocol
 from client.training.trainer import Trainer
+from federation import heap
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import (
     IdentityError,
@@ -151,6 +152,7 @@ class Agent:
                 keep what must be durable: somebody must act.
         """
         self._running = asyncio.current_task()
+        heap.set_up()
         try:
             await self._attend_again_and_again()
         except asyncio.CancelledError:
@@ -190,7 +192,7 @@ class Agent:
 
     def _recall(self) -> None:
         """Takes up results that were not counted when this site was last ended; other leftovers go."""
-        kept = [each for each in self._journal.remembered() if self._blobs(each.offer.job).has(each.result.payload)]
+        kept = [each for each in self._journal.remembered() if self._blobs(each.offer.job).intact(each.result.payload)]
         sealed = None
         if self._sealing is not None:
             sealed = SealedJobs(self._sealing.key, self._sealing.vault.durable)
@@ -201,7 +203,7 @@ class Agent:
             if folder.name not in jobs:
                 shutil.rmtree(folder, ignore_errors=True)
                 self._journal.forget(folder.name)
-        for each in kept:  # a download may be damaged where its length is right: it does not outlive a power cut
+        for each in kept:  # a download may be damaged where its length is right
             self._blobs(each.offer.job).drop_others([each.result.payload])
 
     async def _attend(self, connection: Connection, backoff: Backoff) -> None:
@@ -347,7 +349,8 @@ class Agent:
             self._doing = None
 
     def _blobs(self, job: str) -> BlobStore:
-        return BlobStore(self._work / job)
+        """Where a job's payloads lie: a kill spares them, and what a power cut damages is fetched or done again."""
+        return BlobStore(self._work / job, durable=False)  # a large model's fsync would keep the round waiting
 
     async def _check(self, offer: JobOffer) -> Event:
         answer = await self._trainer.ask(protocol.CheckData(self._subject(offer)))
@@ -364,7 +367,7 @@ class Agent:
     async def _fetch(self, work: StepStart | Assigned) -> Event:
         step = work.step if isinstance(work, Assigned) else work
         limit = work.work.drift if isinstance(work, Assigned) else None
-        blobs = BlobStore(self._work / step.job, durable=False)  # a large model's fsync would keep the stream waiting
+        blobs = self._blobs(step.job)
         wanted = [ref for ref in (step.model, step.preparation) if ref is not None]
         blobs.drop_others(wanted if limit is None else [*wanted, BlobRef(limit.model_hash, 0)])
         for ref in wanted:
@@ -489,11 +492,10 @@ def _facts(table: protocol.Table) -> TableFacts:
 
 
 def _named(file: Path) -> BlobRef:
-    """The name of a file's content, which is durable from now on."""
-    with file.open("rb+") as content:
+    """The name of a file's content."""
+    with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256")
-        os.fsync(content.fileno())
-    return BlobRef(digest.digest(), file.stat().st_size)
+        return BlobRef(digest.digest(), os.fstat(content.fileno()).st_size)
 
 
 def _tell(task: asyncio.Task[None]) -> None:

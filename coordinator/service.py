@@ -18,11 +18,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator import heap
 from coordinator.attendance import Peer
 from coordinator.coordinator import Coordinator
 from coordinator.limits import CALLS, Limits
-from federation import codec
+from federation import codec, heap
+from federation.blobs import Incoming
 from federation.errors import (
     ConfigurationError,
     IdentityError,
@@ -34,6 +34,7 @@ from federation.errors import (
 from federation.greeting import Greeting
 from federation.messages import (
     PROTOCOL,
+    Bytes,
     DownloadRequest,
     EnrolmentRequest,
     Hello,
@@ -95,7 +96,7 @@ async def serve(coordinator: Coordinator, address: str, health_port: int = 0) ->
     Raises:
         StorageError: The port is taken or may not be used.
     """
-    heap.limit()
+    heap.set_up()
     server = grpc.aio.server(options=_OPTIONS)
     me = coordinator.members.me
     server.add_generic_rpc_handlers((_handlers(coordinator),))
@@ -263,7 +264,7 @@ class _Service:
                         if not isinstance(chunk, UploadChunk):
                             raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
                         moved(len(chunk.content))
-                        incoming.append(chunk.content)
+                        await _appended(incoming, chunk.content)
                         del request, chunk  # however long the next one takes to come
                     if member.role is Role.SITE:
                         await asyncio.to_thread(incoming.finish)  # it may have to reach the disk
@@ -292,6 +293,16 @@ class _Service:
 async def _greet(context: Context) -> None:
     greeting = Greeting(PROTOCOL, _SOFTWARE, time.time())
     await context.send_initial_metadata(greeting.entries())
+
+
+async def _appended(incoming: Incoming, content: Bytes) -> None:
+    """Adds a chunk in another thread: to hash it takes as long as to move it. One that has come is kept in any case."""
+    adding = asyncio.ensure_future(asyncio.to_thread(incoming.append, content))
+    try:
+        await asyncio.shield(adding)
+    except asyncio.CancelledError:  # the line was cut: the site goes on behind what came
+        await adding
+        raise
 
 
 async def _first(requests: AsyncIterator[bytes], member: MembershipStatement) -> bytes:

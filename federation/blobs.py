@@ -4,6 +4,7 @@ import hashlib
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class Incoming:
     """One payload on its way in: appends chunks to a partial file and becomes a blob only when length and digest agree.
 
     A partial file of an interrupted transfer is continued from its end (`offset`). At most one transfer at a time
-    writes to it: two would mix their bytes under a name that promises others.
+    writes to it: two would mix their bytes under a name that promises others. Its methods may be called from any
+    thread, and wait for one another.
     """
 
     def __init__(self, store: "BlobStore", ref: BlobRef) -> None:
@@ -57,6 +59,7 @@ class Incoming:
         self._store = store
         self._partial = store.folder / f"{ref.hex}.part"
         self._hash = hashlib.sha256()
+        self._turn = threading.RLock()
         self.offset = 0
         with _disk(store.folder):
             self._file = self._partial.open("a+b")
@@ -84,21 +87,22 @@ class Incoming:
                 ended.
             StorageError: The disk does not take them; what it took stays, to be continued.
         """
-        self._check_open()
-        if self.offset + len(chunk) > self.ref.length:
-            self.discard()
-            raise RemoteProtocolError(
-                f"a payload declared as {self.ref.length} bytes went on past its end",
-                fix="send exactly the declared bytes",
-            )
-        try:
-            with _disk(self._store.folder):
-                self._file.write(chunk)
-        except StorageError:
-            self.pause()
-            raise
-        self._hash.update(chunk)
-        self.offset += len(chunk)
+        with self._turn:
+            self._check_open()
+            if self.offset + len(chunk) > self.ref.length:
+                self.discard()
+                raise RemoteProtocolError(
+                    f"a payload declared as {self.ref.length} bytes went on past its end",
+                    fix="send exactly the declared bytes",
+                )
+            try:
+                with _disk(self._store.folder):
+                    self._file.write(chunk)
+            except StorageError:
+                self.pause()
+                raise
+            self._hash.update(chunk)
+            self.offset += len(chunk)
 
     def finish(self) -> Path:
         """Makes the payload durable under its name and returns its path.
@@ -108,6 +112,10 @@ class Incoming:
                 gone), or the transfer has ended.
             StorageError: The disk does not take them.
         """
+        with self._turn:
+            return self._finished()
+
+    def _finished(self) -> Path:
         self._check_open()
         if self.offset != self.ref.length:
             self.pause()
@@ -133,16 +141,15 @@ class Incoming:
 
     def pause(self) -> None:
         """Closes the partial file so that a later transfer continues it; nothing happens if this one has ended."""
-        with suppress(
-            OSError
-        ):  # bytes that the disk does not take now are sent again: the next transfer rereads the file
+        with self._turn, suppress(OSError):  # bytes that the disk does not take now are sent again, after a reread
             self._file.close()
 
     def discard(self) -> None:
         """Forgets all that came; nothing happens if this transfer has ended, for a later one may continue it."""
-        if not self._file.closed:
-            self.pause()
-            self._partial.unlink(missing_ok=True)
+        with self._turn:
+            if not self._file.closed:
+                self.pause()
+                self._partial.unlink(missing_ok=True)
 
     def _check_open(self) -> None:
         if self._file.closed:
@@ -207,6 +214,13 @@ class BlobStore:
         """Whether all of `ref` is here."""
         path = self.path(ref)
         return path.exists() and path.stat().st_size == ref.length
+
+    def intact(self, ref: BlobRef) -> bool:
+        """Whether all of `ref` is here and is what it was: a power cut may damage a payload that is not durable."""
+        if not self.has(ref):
+            return False
+        with _disk(self.folder), self.path(ref).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest() == ref.digest
 
     def put(self, content: bytes | memoryview) -> BlobRef:
         """Stores `content` and returns its name."""

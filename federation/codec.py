@@ -8,6 +8,7 @@ does not know, or a known one with a value that its dataclass refuses, is a `Rem
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
+from functools import partial
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -16,7 +17,15 @@ from google.protobuf.message import DecodeError, Message
 
 from federation import messages
 from federation.errors import LocalProtocolError, RemoteProtocolError
-from federation.messages import FromCoordinator, FromSite, OperatorReply, OperatorRequest, UploadReply, UploadRequest
+from federation.messages import (
+    Bytes,
+    FromCoordinator,
+    FromSite,
+    OperatorReply,
+    OperatorRequest,
+    UploadReply,
+    UploadRequest,
+)
 from federation.proto import parley_pb2
 
 __all__ = [
@@ -53,7 +62,9 @@ OPERATE = f"/{SERVICE}/Operate"
 WATCH = f"/{SERVICE}/Watch"
 
 _FIX = "install the same release of Parley on both sides"
-_SCALARS = frozenset({bool, bytes, float, int, str})
+_SCALARS = frozenset({bool, bytes, Bytes, float, int, str})
+_LONGEST_VARINT = 5
+"""Bytes of a length: no gRPC message is longer than such a one says."""
 _UNENCODABLE = (AttributeError, KeyError, TypeError, ValueError)
 """What protobuf, or a plan, raises over a value that is not of its field's declared type."""
 
@@ -178,7 +189,7 @@ def _plan(cls: Any) -> _Plan[Any]:
     wire: type[Message] = getattr(parley_pb2, cls.__name__)
     fields = tuple(_field(cls.__name__, name, hint) for name, hint in hints.items())
     marks = [(_tag(field.number), field.name) for field in wire.DESCRIPTOR.fields]
-    return _Plan(cls, wire, fields, marks[0] if list(hints.values()) == [bytes] else None)
+    return _Plan(cls, wire, fields, marks[0] if list(hints.values()) == [Bytes] else None)
 
 
 _PLANS: Mapping[type, _Plan[Any]] = {
@@ -194,9 +205,9 @@ def _parse(wire: type[Message], data: bytes) -> Any:
         raise RemoteProtocolError(problem, fix=_FIX) from broken
 
 
-def _read(plan: _Plan[M], wire: Message) -> M:
+def _valid(plan: _Plan[M], read: Callable[[], M]) -> M:
     try:
-        return plan.read(wire)
+        return read()
     except RemoteProtocolError as refused:
         problem = f"malformed {plan.cls.__name__}: {refused.problem}"
         raise RemoteProtocolError(problem, fix=refused.fix) from refused
@@ -212,8 +223,8 @@ def _encoded(message: object, tag: bytes | None = None) -> bytes:
         plan = _PLANS[type(message)]
         if plan.payload:
             mark, name = plan.payload
-            content: bytes = getattr(message, name)
-            parts: tuple[bytes, ...] = (mark, _varint(len(content)), content)
+            content: Bytes = getattr(message, name)
+            parts: tuple[Bytes, ...] = (mark, _varint(len(content)), content)
         else:
             wire = plan.wire()
             plan.write(wire, message)
@@ -221,6 +232,33 @@ def _encoded(message: object, tag: bytes | None = None) -> bytes:
         return b"".join(parts if tag is None else (tag, _varint(sum(map(len, parts))), *parts))
     except _UNENCODABLE as broken:
         raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {broken}") from broken
+
+
+def _framed(plan: _Plan[M], data: bytes, tag: bytes = b"") -> M | None:
+    """The payload that `_encoded` framed, as a view of `data`; None: protobuf must see what these bytes are.
+
+    Bytes that are nothing but a tag, a length and so many bytes, once or twice over, mean the same to protobuf, which
+    copies them twice.
+    """
+    if plan.payload is None:
+        return None
+    at = 0
+    for mark in (tag, plan.payload[0]) if tag else (plan.payload[0],):
+        if not data.startswith(mark, at):
+            return None
+        at += len(mark)
+        length = 0
+        for place, byte in enumerate(data[at : at + _LONGEST_VARINT]):
+            length |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:  # noqa: PLR2004 - the last byte of a length
+                at += place + 1
+                break
+        else:
+            return None
+        if at + length != len(data):
+            return None
+    make: Callable[[Bytes], M] = plan.cls
+    return _valid(plan, partial(make, memoryview(data)[at:]))
 
 
 def encode(message: object) -> bytes:
@@ -239,7 +277,7 @@ def decode(cls: type[M], data: bytes) -> M:
         RemoteProtocolError: `data` is no valid `cls`; the text names it, and the field where there is one.
     """
     plan: _Plan[M] = _PLANS[cls]
-    return _read(plan, _parse(plan.wire, data))
+    return _framed(plan, data) or _valid(plan, partial(plan.read, _parse(plan.wire, data)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +287,7 @@ class _Envelope(Generic[M]):
     wire: type[Message]
     plans: Mapping[str, _Plan[Any]]
     tags: Mapping[type, bytes]
+    payloads: tuple[tuple[bytes, _Plan[M]], ...]
 
     def encode(self, message: M) -> bytes:
         """The bytes of `message` in its envelope.
@@ -267,18 +306,22 @@ class _Envelope(Generic[M]):
         Raises:
             RemoteProtocolError: There is none, none that this release knows, or no valid one.
         """
+        for tag, plan in self.payloads:
+            if (payload := _framed(plan, data, tag)) is not None:
+                return payload
         wire = _parse(self.wire, data)
         name = wire.WhichOneof("body")
         if name is None:
             raise RemoteProtocolError(f"{self.wire.__name__} carries no message known here", fix=_FIX)
-        message: M = _read(self.plans[name], getattr(wire, name))
-        return message
+        known: _Plan[M] = self.plans[name]
+        return _valid(known, partial(known.read, getattr(wire, name)))
 
 
 def _envelope(wire: type[Message]) -> _Envelope[Any]:
     fields = [(field, field.message_type) for field in wire.DESCRIPTOR.fields]
     plans = {field.name: _PLANS[getattr(messages, body.name)] for field, body in fields if body}
-    return _Envelope(wire, plans, {plans[field.name].cls: _tag(field.number) for field, _ in fields})
+    tags = {plans[field.name].cls: _tag(field.number) for field, _ in fields}
+    return _Envelope(wire, plans, tags, tuple((tags[plan.cls], plan) for plan in plans.values() if plan.payload))
 
 
 _FROM_SITE: _Envelope[FromSite] = _envelope(parley_pb2.FromSite)

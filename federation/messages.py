@@ -13,6 +13,7 @@ __all__ = [
     "PROTOCOL",
     "ApproveEnrolment",
     "Availability",
+    "Bytes",
     "Contribution",
     "Credential",
     "DeclineCause",
@@ -70,6 +71,9 @@ __all__ = [
     "UploadStored",
     "Welcome",
 ]
+
+Bytes = bytes | memoryview
+"""A payload's bytes: what is read through a view is not copied."""
 
 PROTOCOL = 1
 """Version of these messages; a peer of another version is refused by name."""
@@ -565,9 +569,9 @@ class UploadOpen:
 
 @dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """The next bytes of the announced payload."""
+    """The next bytes of the announced payload: one that has come in is a view of the message that brought it."""
 
-    content: bytes
+    content: Bytes
 
     def __post_init__(self) -> None:
         """Refuses an empty or an oversized chunk."""

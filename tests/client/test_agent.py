@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Serving = Callable[..., AbstractAsyncContextManager[Running]]
 Text = Callable[..., str]
 
+PLAIN = policy.example(plain=True)
 BIG = Layout((TensorSpec("weight", (1, 700_000)),))
 BIG_MODEL = to_safetensors(BIG, np.zeros(BIG.size, dtype=np.float32))
 
@@ -102,7 +103,7 @@ class Hospital:
     member: Person
     folder: Path
     trainer: Trainer = field(default_factory=Trainer)
-    rules: policy.Policy = field(default_factory=lambda: policy.parse(policy.EXAMPLE, "policy.toml"))
+    rules: policy.Policy = field(default_factory=lambda: policy.parse(PLAIN, "policy.toml"))
     kept: list[RevocationList] = field(default_factory=list)
 
     def agent(self, hub: Running) -> Agent:
@@ -225,17 +226,36 @@ def test_what_was_downloaded_does_not_outlive_the_agent(
 ) -> None:
     """A power cut may damage a model that was never synced and leave its length right: only results are taken up."""
     athens = hospital("athens")
-    blobs = BlobStore(athens.folder / "work" / "job-1")
+    blobs, _, result = _journalled(athens)
+
+    athens.agent(Running(consortium, None, None, None, 1))._recall()
+
+    assert [file.name for file in blobs.folder.iterdir()] == [result.hex]
+
+
+def test_a_result_that_a_power_cut_damaged_is_forgotten(
+    hospital: Callable[[str], Hospital], consortium: Consortium
+) -> None:
+    """The journal names it, and its length is right, but not its bytes: its step is asked again and done again."""
+    athens = hospital("athens")
+    blobs, journal, result = _journalled(athens)
+    blobs.path(result).write_bytes(bytes(result.length))
+
+    athens.agent(Running(consortium, None, None, None, 1))._recall()
+
+    assert not blobs.folder.exists()
+    assert journal.remembered() == ()
+
+
+def _journalled(site: Hospital) -> tuple[BlobStore, Journal, BlobRef]:
+    """What a site that was ended in a step leaves: its work folder, its journal, and the result that this names."""
+    blobs, journal = BlobStore(site.folder / "work" / "job-1"), Journal(site.folder / "journal")
     model, result = blobs.put(b"a model, never synced"), blobs.put(b"a result")
     (blobs.folder / f"{BlobRef.of(b'half a model').hex}.part").write_bytes(b"half")
     step = StepStart("job-1", 2, 0, StepKind.TRAIN, 1, model, model, result.length, 60.0)
-    offer = JobOffer("job-1", "text", (athens.member.statement,))
-    Journal(athens.folder / "journal").keep(Remembered(offer, Worked(step, result, 10.0, 1.0)))
-    agent = athens.agent(Running(consortium, None, None, None, 1))
-
-    agent._recall()
-
-    assert [file.name for file in blobs.folder.iterdir()] == [result.hex]
+    offer = JobOffer("job-1", "text", (site.member.statement,))
+    journal.keep(Remembered(offer, Worked(step, result, 10.0, 1.0)))
+    return blobs, journal, result
 
 
 def test_it_comes_back_after_the_coordinator_restarts(
@@ -607,7 +627,7 @@ def test_a_changed_policy_holds_for_the_next_offer(
         async with running() as hub, a.running(hub), b.running(hub):
             job = await hub.submit(operator, job_file(rounds=1))
             assert (await _over(hub, job))[0] is JobState.FINISHED
-            b.rules = policy.parse(policy.EXAMPLE.replace('tasks = ["*"]', "tasks = []"), "policy.toml")
+            b.rules = policy.parse(PLAIN.replace('tasks = ["*"]', "tasks = []"), "policy.toml")
             refused = await hub.submit(operator, job_file(rounds=1))
             state, reason = await _over(hub, refused)
             assert state is JobState.FAILED
@@ -615,7 +635,7 @@ def test_a_changed_policy_holds_for_the_next_offer(
                 "too many sites refused the job (b: task.kind: this site's policy does not allow the task 'tabular' "
                 "(its administrator may add it to tasks))"
             )
-            b.rules = policy.parse(policy.EXAMPLE, "policy.toml")
+            b.rules = policy.parse(PLAIN, "policy.toml")
             again = await hub.submit(operator, job_file(rounds=1))
             assert (await _over(hub, again))[0] is JobState.FINISHED
 

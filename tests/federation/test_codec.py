@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -67,6 +68,7 @@ SIGNATURES = st.binary(min_size=64, max_size=64)
 BY_TYPE: dict[object, SearchStrategy[Any]] = {
     bool: st.booleans(),
     bytes: st.binary(min_size=1, max_size=100),
+    messages.Bytes: st.binary(min_size=1, max_size=100),
     float: st.floats(0, 253_402_300_799),
     int: st.integers(0, 2**63 - 1),
     str: st.text(max_size=100),
@@ -175,11 +177,14 @@ def varint(value: int) -> bytes:
 @given(data=st.data())
 @FEW
 def test_every_message_comes_back_equal(cls: type, data: st.DataObject) -> None:
-    """What `encode` made of any valid message, `decode` makes into an equal one of the same types."""
+    """What `encode` made of a message, `decode` makes into an equal one of the same types; a payload into a view."""
     message = data.draw(valid(cls))
     back: object = codec.decode(cls, codec.encode(message))
     assert back == message
-    assert repr(back) == repr(message)
+    if isinstance(back, messages.UploadChunk):
+        assert isinstance(back.content, memoryview)
+    else:
+        assert repr(back) == repr(message)
 
 
 @every_envelope
@@ -210,6 +215,38 @@ def test_a_chunk_of_any_size_is_framed_as_protobuf_does(size: int) -> None:
     assert codec.encode(chunk) == wire.SerializeToString()
     assert codec.encode_upload_request(chunk) == parley_pb2.UploadRequest(upload_chunk=wire).SerializeToString()
     assert codec.decode_upload_request(codec.encode_upload_request(chunk)) == chunk
+
+
+FRAMES = {
+    "content": (wire_chunk := b"\x0a\x01x"),
+    "a length in more bytes than it needs": b"\x0a\x81\x00x",
+    "an unknown field behind it": wire_chunk + b"\xba\x3e\x00",
+    "the field twice: the last one counts": b"\x0a\x01y" + wire_chunk,
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_chunk_framed_otherwise_means_what_protobuf_takes_it_for(name: str) -> None:
+    """Our reading of a payload without protobuf takes no other message for one, and leaves none out."""
+    wire = FRAMES[name]
+    assert codec.decode(messages.UploadChunk, wire) == messages.UploadChunk(b"x")
+    envelope = b"\x12" + bytes([len(wire)]) + wire
+    assert codec.decode_upload_request(envelope) == messages.UploadChunk(b"x")
+
+
+@given(st.binary(max_size=40))
+@MANY
+def test_a_chunk_is_read_as_protobuf_reads_it(tail: bytes) -> None:
+    """Whatever follows a payload's tag: our own reading and protobuf's agree on content and on refusal."""
+    wire = b"\x0a" + tail
+    try:
+        expected = parley_pb2.UploadChunk.FromString(wire).content
+    except DecodeError:
+        expected = b""
+    if expected:
+        assert codec.decode(messages.UploadChunk, wire).content == expected
+    else:
+        assert "malformed UploadChunk" in refusal(partial(codec.decode, messages.UploadChunk), wire)
 
 
 def test_a_nested_message_without_any_value_is_still_there() -> None:

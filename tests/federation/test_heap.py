@@ -9,10 +9,10 @@ _GLIBC = sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "gnu_ge
 
 _COUNT = """
 import ctypes, sys, threading
-from coordinator import heap
+from federation import heap
 
 if sys.argv[1] == "limited":
-    heap.limit()
+    heap.set_up()
 libc = ctypes.CDLL(None)
 libc.fopen.restype, libc.malloc.restype = ctypes.c_void_p, ctypes.c_void_p
 all_here = threading.Barrier(8)
