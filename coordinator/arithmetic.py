@@ -1,8 +1,10 @@
 """A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, assert_never
+
+import numpy as np
 
 from coordinator.events import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.memory import Memory
@@ -11,24 +13,33 @@ from federation.blobs import BlobStore
 from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, RemoteProtocolError
 from federation.job import Job
 from federation.messages import Metric, StepKind
-from federation.vector import F64, Layout, from_safetensors, header
+from federation.vector import BLOCK, F32, F64, Layout, from_safetensors, header
 from privacy.secure_aggregation import interface
 from strategies import strategy
+from strategies.strategy import GroupStrategy, State, SumStrategy
 from tasks.task import Better, Task
 
 __all__ = ["Arithmetic", "Opened"]
 
+_ABREAST = 32 * BLOCK
+"""Values of all groups' means that are in memory at a time: with more than 32 groups, blocks are shorter."""
+
 
 class Opened(Protocol):
-    """A step's sum, however it was made; read as `privacy.secure_aggregation.interface.Sum` is."""
+    """A sum, however it was made; read as `privacy.secure_aggregation.interface.Sum` is."""
 
     @property
     def size(self) -> int:
         """Values of the sum."""
         ...
 
-    def mean(self) -> Iterator[F64]:
-        """The weighted mean, in blocks, `size` values in all."""
+    @property
+    def weight(self) -> float:
+        """Sum of the weights."""
+        ...
+
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The weighted mean, in blocks of `block` values but for the last, `size` values in all."""
         ...
 
     def total(self) -> F64:
@@ -65,12 +76,13 @@ class Arithmetic:
         """Of each metric of the task, whether higher or lower is better."""
         return self._task.better
 
-    def complete(self, work: Complete, opened: Opened | None = None) -> Completion:
+    def complete(self, work: Complete, opened: Sequence[Opened] = ()) -> Completion:
         """What the step comes to; everything it names is durable.
 
         Args:
             work: The step.
-            opened: Its sum, where secure aggregation has made it; else it is made of the step's contributions.
+            opened: Its sum, or those of its groups, where secure aggregation has made them; else they are made of the
+                step's contributions.
         """
         try:
             match work.kind:
@@ -87,60 +99,87 @@ class Arithmetic:
         except (ConfigurationError, RemoteProtocolError) as broken:  # a sum that none of its sites can be blamed for
             return Broken(str(broken))
 
-    def _prepared(self, work: Complete, opened: Opened | None) -> Prepared:
+    def _prepared(self, work: Complete, opened: Sequence[Opened]) -> Prepared:
         total = None
         if self._task.statistics_size:
-            total = self._sum(work, opened, self._task.statistics_size, "<f8").total()
+            (one,) = self._sums(work, opened, self._task.statistics_size, "<f8")
+            total = one.total()
         return Prepared(self._blobs.put(self._task.prepare(total)))
 
-    def _measured(self, work: Complete, opened: Opened | None) -> Measured:
-        total = self._sum(work, opened, self._task.evaluation_size, "<f8").total()
-        metrics = self._task.metrics(total)
+    def _measured(self, work: Complete, opened: Sequence[Opened]) -> Measured:
+        (one,) = self._sums(work, opened, self._task.evaluation_size, "<f8")
+        metrics = self._task.metrics(one.total())
         return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
 
-    def _stepped(self, work: Complete, opened: Opened | None) -> Stepped:
-        """The next model, made a block at a time: neither model, sum nor state is ever whole in memory."""
-        total = self._sum(work, opened, self._layout.size, "<f4")
+    def _stepped(self, work: Complete, opened: Sequence[Opened]) -> Stepped:
+        """The next model, made a block at a time: neither model, sums nor state are ever whole in memory."""
+        sums = self._sums(work, opened, self._layout.size, "<f4")
+        weights = [each.weight for each in sums]
         _, model = from_safetensors(self._blobs.mapped(work.model))
         state = Memory.opened(self._blobs, work.strategy_state, self._strategy, self._layout.size)
         try:
             with self._blobs.draft() as draft:
                 draft.write(header(self._layout))
                 start = 0
-                for mean in total.mean():
-                    part = slice(start, start + mean.size)
-                    moved, kept = self._strategy.step(model[part], mean, state.read(part))
+                for means in _abreast(sums):
+                    part = slice(start, start + means[0].size)
+                    moved, kept = self._step(model[part], means, weights, state.read(part))
                     draft.write(moved.astype("<f4", copy=False).tobytes())
                     state.write(part, kept)
-                    start += mean.size
+                    start = part.stop
                 following = draft.keep()
             return Stepped(following, state.kept())
         finally:
             state.close()
 
-    def _sum(self, work: Complete, opened: Opened | None, size: int, words: interface.WordType) -> Opened:
+    def _step(self, model: F32, means: Sequence[F64], weights: Sequence[float], state: State) -> tuple[F32, State]:
+        """The strategy's step: over the groups' means, or over that of all, into which they add up."""
+        match self._strategy:
+            case SumStrategy():
+                mean = means[0] if len(means) == 1 else np.average(means, axis=0, weights=weights)
+                return self._strategy.step(model, mean, state)
+            case GroupStrategy():
+                return self._strategy.step_groups(model, np.stack(means), state)
+            case _:
+                assert_never(self._strategy)
+
+    def _sums(self, work: Complete, opened: Sequence[Opened], size: int, words: interface.WordType) -> Sequence[Opened]:
+        """The step's sums, at least one: several only of updates."""
         if self._aggregation == "plain":
             return self._summed(work, size, words)
-        if opened is None:
+        if not opened:
             raise LocalProtocolError(f"step {work.step} is to be completed before its sum is open")
-        if opened.size != size:
-            raise LocalProtocolError(f"the sum of step {work.step} has {opened.size} values where {size} belong")
+        for each in opened:
+            if each.size != size:
+                raise LocalProtocolError(f"a sum of step {work.step} has {each.size} values where {size} belong")
         return opened
 
-    def _summed(self, work: Complete, size: int, words: interface.WordType) -> interface.Sum:
-        """The sum of what lies in the spool; only updates are weighted."""
-        total = interface.load(self._aggregation).open(size, words)
+    def _summed(self, work: Complete, size: int, words: interface.WordType) -> Sequence[Opened]:
+        """One sum of what lies in the spool, or one of each site where each is a group; only updates are weighted."""
+        train = work.kind is StepKind.TRAIN
+        apart = train and isinstance(self._strategy, GroupStrategy)
+        protocol = interface.load(self._aggregation)
+        sums: list[interface.Sum] = []
         problems: list[tuple[str, str]] = []
         for each in work.contributions:
             source = partial(self._spool(work.step, each.site).read, each.payload)
-            weight = each.weight if work.kind is StepKind.TRAIN else 1.0
+            if apart or not sums:
+                sums.append(protocol.open(size, words))
             try:
-                total.add(each.site, weight, source)
+                sums[-1].add(each.site, each.weight if train else 1.0, source)
             except RemoteProtocolError as refused:
                 problems.append((each.site, refused.problem))
         if problems:
             raise _RejectedError(tuple(problems))
-        return total
+        if not sums:
+            raise LocalProtocolError(f"step {work.step} is to be completed without a contribution")
+        return sums
+
+
+def _abreast(sums: Sequence[Opened]) -> Iterator[tuple[F64, ...]]:
+    """The means of all sums side by side, in blocks that together are bounded however many sums there are."""
+    block = max(1, min(BLOCK, _ABREAST // len(sums)))
+    return zip(*(each.mean(block) for each in sums), strict=True)
 
 
 class _RejectedError(ParleyError):

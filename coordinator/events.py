@@ -1,6 +1,6 @@
 """What happens to a job's run, and what the run wants done: the events and effects of `coordinator/run.py`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -83,10 +83,19 @@ class Sealing:
     Attributes:
         terms: What its members agree on, in the protocol's own encoding.
         least: For each kind of step that is summed, the sites without which no sum of it is allowed.
+        cells: For each kind whose sums hold whole cells only, the cells; for others none.
     """
 
     terms: bytes = field(repr=False)
     least: Mapping[StepKind, int]
+    cells: Mapping[StepKind, tuple[frozenset[str], ...]] = field(default_factory=dict)
+
+    def summable(self, kind: StepKind, sites: Collection[str]) -> frozenset[str]:
+        """Those of the sites that can be in a sum of this kind when no others are there."""
+        cells = self.cells.get(kind)
+        if cells is None:
+            return frozenset(sites)
+        return frozenset(site for cell in cells if cell.issubset(sites) for site in cell)
 
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -216,16 +225,22 @@ class SumStands:
 
 @dataclass(frozen=True, slots=True)
 class SumOpened:
-    """A sealed sum over exactly these sites is open, and held its checks."""
+    """A step's sealed sums are open, and held their checks: one, or with groups one of each that did not fail.
+
+    Attributes:
+        members: The sites that are in them, and no others.
+        missing: Sites whose group has no sum, each with why.
+    """
 
     step: int
     attempt: int
     members: frozenset[str]
+    missing: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SumFailed:
-    """A sealed sum was given up and opened nothing; `broken` when it was whole and did not hold its checks."""
+    """A step has no sealed sum that counts; `broken` when one was whole and did not hold its checks."""
 
     step: int
     attempt: int

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import StorageError
 from federation.vector import F64, Layout, TensorSpec, header
-from strategies.strategy import State, SumStrategy
+from strategies.strategy import State, Strategy
 
 __all__ = ["Memory"]
 
@@ -17,7 +17,7 @@ __all__ = ["Memory"]
 class Memory:
     """A strategy's state on its way from one step to the next: read from one safetensors file, written to another."""
 
-    def __init__(self, blobs: BlobStore, old: BlobRef | None, strategy: SumStrategy, size: int) -> None:
+    def __init__(self, blobs: BlobStore, old: BlobRef | None, strategy: Strategy, size: int) -> None:
         self._blobs = blobs
         self._strategy = strategy
         names = tuple(sorted(strategy.initial(0)))
@@ -34,7 +34,7 @@ class Memory:
         }
 
     @classmethod
-    def opened(cls, blobs: BlobStore, old: BlobRef | None, strategy: SumStrategy, size: int) -> "Memory":
+    def opened(cls, blobs: BlobStore, old: BlobRef | None, strategy: Strategy, size: int) -> "Memory":
         """The state after the step that gave `old`; before the first step, None."""
         try:
             return cls(blobs, old, strategy, size)

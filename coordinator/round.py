@@ -216,6 +216,7 @@ class SealedRound:
         self._behind = cohort
         self._waits = ""
         self._members: frozenset[str] = frozenset()
+        self._missing: dict[str, str] = {}
         self._out: dict[str, Share] = {}
 
     @property
@@ -280,10 +281,11 @@ class SealedRound:
                 if self.expects(site):
                     self._decline(site, cause)
 
-    def opened(self, members: frozenset[str]) -> None:
-        """The sum is open, over exactly these sites."""
+    def opened(self, members: frozenset[str], missing: tuple[tuple[str, str], ...] = ()) -> None:
+        """The sum is open, over exactly these sites; `missing` says why others are not in it, as far as is known."""
         self.cohort |= members
         self._members = members
+        self._missing = dict(missing)
         self.state = RoundState.CLOSED
 
     def failed(self, problem: str, *, broken: bool) -> None:
@@ -300,7 +302,7 @@ class SealedRound:
 
     def _late(self, site: str) -> str:
         if self.state is RoundState.CLOSED:
-            return "was not in the sum"
+            return self._missing.get(site, "was not in the sum")
         return "the sum was given up, which waited for it" if site in self._behind else ""
 
     def _decline(self, site: str, cause: str) -> None:

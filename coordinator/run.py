@@ -385,7 +385,11 @@ class Run:
         """The end of a job that so many sites refused that it can never have enough, with what each of them said."""
         refused = [name for name, each in self._sites.items() if each.answer == "refused"]
         needed = max(self.job.cohort.needed, *self._least.values(), 0) if self.record.started else self._minimum
-        if not cohort.hopeless(self._sites, refused, needed):
+        left = frozenset(self._sites).difference(refused)
+        summable = all(
+            len(self._summable(kind, left)) >= max(self.job.cohort.needed, least) for kind, least in self._least.items()
+        )
+        if summable and not cohort.hopeless(self._sites, refused, needed):
             return ()
         told = "; ".join(f"{name}: {brief(self._sites[name].findings)}" for name in sorted(refused))
         return self._end(JobState.FAILED, f"too many sites refused the job ({told})", now)
@@ -410,6 +414,10 @@ class Run:
     @property
     def _least(self) -> Mapping[StepKind, int]:
         return {} if self.sealing is None else self.sealing.least
+
+    def _summable(self, kind: StepKind, sites: frozenset[str]) -> frozenset[str]:
+        """Those of the sites that can be in a sum of this kind when no others are there."""
+        return sites if self.sealing is None else self.sealing.summable(kind, sites)
 
     @property
     def _model(self) -> BlobRef:
@@ -457,7 +465,7 @@ class Run:
             self._begin(now)
             return (*effects, *self._settled(now))
         members = cohort.ready(accepted, prompt, self._needed)
-        if not members:
+        if len(self._summable(self._kind, members)) < self._needed:
             return tuple(effects)
         return (*effects, *self._gather(members, now))
 
@@ -485,8 +493,8 @@ class Run:
                 attempt.stands(behind, waits, declined)
                 for site, cause in declined:
                     self._site(site).trouble = cause
-            case SumOpened(members=members):
-                attempt.opened(members)
+            case SumOpened(members=members, missing=missing):
+                attempt.opened(members, missing)
                 for site in members:
                     self._site(site).trouble = ""
             case SumFailed(problem=problem, broken=broken):
@@ -746,8 +754,10 @@ class Run:
         accepted = [name for name, site in self._sites.items() if site.answer == "accepted"]
         attending = [name for name, site in self._sites.items() if site.here and not site.overdue]
         needed = self._needed if self.record.started else self._minimum
-        short = cohort.missing(accepted, attending, needed)
-        if self._round is None and short:
+        here = cohort.ready(accepted, attending, 0)
+        whole = self._summable(self._next_kind(), here) if self.record.started else here
+        short = cohort.missing(here, here, needed)
+        if self._round is None and len(whole) < needed:
             reasons = {
                 "not attending": [name for name, site in self._sites.items() if not site.attending],
                 "paused": [name for name, site in self._sites.items() if site.attending and site.paused],
@@ -755,6 +765,8 @@ class Run:
             }
             listed = "; ".join(f"{why}: {', '.join(sorted(names))}" for why, names in reasons.items() if names)
             told = f" ({listed})" if listed else ""
+            if not short:
+                return f"waiting for {needed} sites in whole cells; {len(whole)} are here{told}"
             return f"waiting for {short} more of {needed} sites{told}"
         undecided = sorted(name for name in attending if self._sites[name].answer == "")
         if not self.record.started and undecided:

@@ -46,9 +46,9 @@ class SummedUpdates:
         """The members' total weight, as they rounded it."""
         return self.decoded.weight
 
-    def mean(self) -> Iterator[F64]:
-        """The weighted mean of the updates, in blocks of at most `federation.vector.BLOCK` values, `size` in all."""
-        return self.decoded.mean()
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The weighted mean of the updates, in blocks of `block` values but for the last, `size` in all."""
+        return self.decoded.mean(block)
 
     def total(self) -> F64:
         """The weighted sum [size], whole in memory."""
@@ -79,9 +79,9 @@ class SummedTotals:
         """Each member counts as 1."""
         return float(self.members)
 
-    def mean(self) -> Iterator[F64]:
-        """The totals of an average site, in blocks of at most `federation.vector.BLOCK` values, `size` in all."""
-        return (self.values[start : start + BLOCK] / self.members for start in range(0, self.size, BLOCK))
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The totals of an average site, in blocks of `block` values but for the last, `size` in all."""
+        return (self.values[start : start + block] / self.members for start in range(0, self.size, block))
 
     def total(self) -> F64:
         """The pooled totals [size]."""

@@ -4,7 +4,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, SerializeAsAny, Strict, field_validator, model_validator
@@ -53,6 +53,8 @@ _MOST_ERRORS = 2_000
 _MOST_ITEMS = 10_000
 _COUNT = 1_000_000_000
 """Bound of whole numbers that have no tighter one: each fits 32 bits on the wire."""
+_MOST_SUMMED = 100
+"""Sites of one roster under RosterSum (its text, section 0)."""
 _WIDEST = 1e30
 """Bound of public ranges: the square of a value stays finite, however many are summed."""
 
@@ -115,8 +117,14 @@ class ModelSettings(Frozen):
 
 
 class StrategySettings(Frozen):
-    """How updates become the next model. Each file in `strategies/` declares its own `Settings` below this."""
+    """How updates become the next model. Each file in `strategies/` declares its own `Settings` below this.
 
+    Attributes:
+        fewest_groups: Groups of sites whose mean updates the strategy must see one by one, without which it would not
+            hold against one bad group; 0 for a strategy that needs no more than the sum over all sites.
+    """
+
+    fewest_groups: ClassVar[int] = 0
     name: str
 
 
@@ -266,7 +274,10 @@ class Privacy(Frozen):
     `plain` shows it each site's update; that must stand here, and the sites' policies must allow it. The other keys
     are RosterSum's. `churn`: who may be missing from a sum; with `cells` (the default) a sum holds whole cells only, so
     that no two sums differ by one site; with `open` any site may be missing, and subtracting sums may show its update.
-    `cells`: the sites of each cell; without it the whole roster is one. `colluding_sites` and
+    `cells`: the sites of each cell; without it the whole roster is one, or with `groups` as many as it allows.
+    `groups`: whether updates are summed in each cell by itself, as robust strategies need it: the coordinator sees one
+    sum for each cell, and a cell with a missing site has none in that round, which counts if the others hold the
+    quorum. `colluding_sites` and
     `colluding_organisations`: how many may collude with the coordinator; by default a third of the sites. `clip`: the
     largest L2 norm of an update, `bound`: the largest magnitude of one of its values (by default as large as `clip`).
     `weighting`: what a site weighs; records counts only in cells. `weights`: the least and the largest weight.
@@ -277,6 +288,7 @@ class Privacy(Frozen):
     secure_aggregation: Literal["rostersum", "plain"] = "rostersum"
     churn: Literal["cells", "open"] = "cells"
     cells: Annotated[tuple[Annotated[tuple[_Word, ...], _AsTuple], ...], _AsTuple, Field(max_length=_MOST_ITEMS)] = ()
+    groups: bool = False
     colluding_sites: int | None = Field(default=None, ge=0, le=98)
     colluding_organisations: int | None = Field(default=None, ge=0, le=98)
     clip: float = Field(default=10.0, gt=0, le=1e9)
@@ -296,6 +308,8 @@ class Privacy(Frozen):
                     yield (key,), "belongs to secure aggregation; plain aggregation does not heed it"
         if not 1 <= least <= most <= 4096 * least:
             yield ("weights",), "must be the least and the largest weight, which may be at most 4096 times as large"
+        if self.groups and self.churn == "open":
+            yield ("groups",), 'needs churn "cells", as each group is one whole cell; set one of them otherwise'
         if self.weighting == "records" and self.churn == "open":
             yield ("weighting",), 'must be "uniform" with open churn: a missing site would show its number of records'
         sites = tuple(site for cell in self.cells for site in cell)
@@ -338,6 +352,34 @@ class Job(Frozen):
     @classmethod
     def _strategy(cls, value: object) -> object:
         return _plugin("strategy", value)
+
+    def contradictions(self) -> Iterator[tuple[KeyPath, str]]:
+        """More sites than can be summed together; a strategy that cannot have the groups that it must see."""
+        if self.privacy.secure_aggregation != "plain":
+            yield from self._too_many()
+        fewest = self.strategy.fewest_groups
+        if not fewest:
+            return
+        name, least, cells = self.strategy.name, self.cohort.minimum_sites, len(self.privacy.cells)
+        needs = f'the strategy "{name}" needs the mean update of each of at least {fewest} groups of sites'
+        if self.privacy.secure_aggregation == "plain":
+            if least < fewest:
+                yield ("cohort", "minimum_sites"), f"{needs}, each site being one here; ask for {fewest} sites or more"
+        elif not self.privacy.groups:
+            fix = 'set privacy.groups = true, or choose a strategy that needs only the sum, such as "fedavg"'
+            yield ("strategy", "name"), f"{needs}, and secure aggregation shows only the sum over all of them; {fix}"
+        elif 0 < cells < fewest:
+            yield ("privacy", "cells"), f"{needs}, and these are {cells}; name {fewest} cells or more"
+
+    def _too_many(self) -> Iterator[tuple[KeyPath, str]]:
+        """A cohort that is larger than a roster may be, however it is grouped."""
+        fix = (
+            f"at most {_MOST_SUMMED} sites can sum together, in groups too; name those that take part in cohort.sites, "
+            'or, if the policy of every site allows it, set privacy.secure_aggregation = "plain"'
+        )
+        for key, count in (("minimum_sites", self.cohort.minimum_sites), ("sites", len(self.cohort.sites))):
+            if count > _MOST_SUMMED:
+                yield ("cohort", key), f"asks for {count} sites under secure aggregation; {fix}"
 
     @model_validator(mode="after")
     def _together(self) -> Self:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -11,13 +11,27 @@ from federation.errors import ConfigurationError, LocalProtocolError, RemoteProt
 from federation.job import StrategySettings
 from federation.vector import F32, F64
 
-__all__ = ["Formula", "LocalTerms", "ServerStep", "State", "SumStrategy", "load"]
+__all__ = [
+    "Formula",
+    "GroupStep",
+    "GroupStrategy",
+    "LocalTerms",
+    "Rule",
+    "ServerStep",
+    "State",
+    "Strategy",
+    "SumStrategy",
+    "load",
+]
 
 State = Mapping[str, F64]
 """A strategy's memory between rounds as named float64 vectors: all of it is stored with the round."""
 
 Formula = Callable[[F64, State], tuple[F64, State]]
 """A paper's line: mean update [size] and state to the model's change [size] and next state; it changes no argument."""
+
+Rule = Callable[[F64], F64]
+"""A robust mean: mean updates [groups, size] to one [size], each column by itself; it changes no argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,48 @@ class SumStrategy(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupStrategy(Protocol):
+    """A strategy that must see the mean update of each of several groups of sites, and of no site in a group.
+
+    Under secure aggregation a group is a cell of the job; under plain aggregation each site is its own group. A
+    strategy file offers `Settings` (below `StrategySettings`, `fewest_groups` above 0) and
+    `make(settings) -> GroupStrategy`.
+    """
+
+    @property
+    def local(self) -> LocalTerms:
+        """What each site adds to its local training."""
+        ...
+
+    def initial(self, size: int) -> State:
+        """The state before the first round, for a model of `size` values."""
+        ...
+
+    def step_groups(self, model: F32, group_means: F64, state: State) -> tuple[F32, State]:
+        """The next model and state; the inputs are not changed.
+
+        Each group counts as one, whatever it weighs, and their order does not matter. Each value goes its own way, as
+        in `SumStrategy.step`.
+
+        Args:
+            model: The global model [size].
+            group_means: Of each group that is here, 1 or more, the weighted mean of (local model - model):
+                [groups, size].
+            state: What `initial` or the last step gave.
+
+        Raises:
+            RemoteProtocolError: A group's mean update holds a value that is not finite.
+            ConfigurationError: The next model or state would.
+            LocalProtocolError: Model, means and state are not of one size, or the state is another strategy's.
+        """
+        ...
+
+
+Strategy: TypeAlias = SumStrategy | GroupStrategy
+"""A strategy of either kind: one that needs only the sum, or one that needs the mean of each group."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerStep:
     """A `SumStrategy` made of one formula: next model = model + change, in float64, then rounded to float32.
@@ -82,12 +138,7 @@ class ServerStep:
     def step(self, model: F32, mean_update: F64, state: State) -> tuple[F32, State]:
         """The next model and state, as `SumStrategy.step` promises."""
         self._check_shapes(model, mean_update, state)
-        if not np.isfinite(mean_update).all():
-            raise RemoteProtocolError(
-                "the mean update holds NaN or infinite values, so a site sent what no training gives; the model stays",
-                fix="discard this round and look at the sites' training losses",
-                who=WhoActs.COORDINATOR,
-            )
+        _require_finite(mean_update, "the mean update")
         with np.errstate(over="ignore", invalid="ignore"):  # told below, in words, instead of by a warning
             change, after = self.formula(mean_update, state)
             moved = (model + change).astype(np.float32)
@@ -116,7 +167,41 @@ class ServerStep:
                 )
 
 
-def load(settings: StrategySettings) -> SumStrategy:
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """A `GroupStrategy` made of two parts: what `rule` makes of the groups' means is the update that `server` takes.
+
+    Args:
+        rule: From mean updates [groups, size] to one [size].
+        server: The step that follows.
+    """
+
+    rule: Rule
+    server: SumStrategy
+
+    @property
+    def local(self) -> LocalTerms:
+        """What each site adds to its local training."""
+        return self.server.local
+
+    def initial(self, size: int) -> State:
+        """The state before the first round, for a model of `size` values."""
+        return self.server.initial(size)
+
+    def step_groups(self, model: F32, group_means: F64, state: State) -> tuple[F32, State]:
+        """The next model and state, as `GroupStrategy.step_groups` promises."""
+        if group_means.ndim != 2 or not group_means.shape[0] or group_means.dtype != np.float64:  # noqa: PLR2004 - a row for each group
+            raise LocalProtocolError(
+                f"the groups' mean updates must be one row of float64 values for each group, "
+                f"not {group_means.dtype} of shape {group_means.shape}"
+            )
+        _require_finite(group_means, "a group's mean update")
+        with np.errstate(over="ignore"):  # the server's step tells it, in words
+            update = self.rule(group_means)
+        return self.server.step(model, update, state)
+
+
+def load(settings: StrategySettings) -> Strategy:
     """The strategy that `settings` describes, made by the file in `strategies/` that bears `settings.name`.
 
     Raises:
@@ -126,5 +211,14 @@ def load(settings: StrategySettings) -> SumStrategy:
     module = plugins.load("strategies", settings.name)
     if not isinstance(settings, module.Settings):
         raise LocalProtocolError(f"strategy {settings.name!r} needs its own Settings, not {type(settings).__name__}")
-    strategy: SumStrategy = module.make(settings)
+    strategy: Strategy = module.make(settings)
     return strategy
+
+
+def _require_finite(update: F64, what: str) -> None:
+    if not np.isfinite(update).all():
+        raise RemoteProtocolError(
+            f"{what} holds NaN or infinite values, so a site sent what no training gives; the model stays",
+            fix="discard this round and look at the sites' training losses",
+            who=WhoActs.COORDINATOR,
+        )

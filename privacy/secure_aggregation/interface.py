@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, runtime_checkable
 
 from federation import plugins
-from federation.vector import F32, F64
+from federation.vector import BLOCK, F32, F64
 
 __all__ = ["Aggregation", "Source", "Sum", "WordType", "load"]
 
@@ -40,8 +40,8 @@ class Sum(Protocol):
         """
         ...
 
-    def mean(self) -> Iterator[F64]:
-        """The weighted mean of what was added, in blocks of at most `federation.vector.BLOCK` values, `size` in all."""
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The weighted mean of what was added, in blocks of `block` values but for the last, `size` in all."""
         ...
 
     def total(self) -> F64:

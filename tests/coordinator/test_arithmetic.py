@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from federation.blobs import BlobRef, BlobStore
 from federation.errors import LocalProtocolError, StorageError
 from federation.job import parse
 from federation.messages import StepKind
-from federation.vector import from_safetensors
+from federation.vector import Layout, TensorSpec, from_safetensors, to_safetensors
 from privacy.secure_aggregation import plain
 from tests.consortium import LAYOUT, initial_model
 
@@ -189,7 +190,7 @@ def test_a_sum_that_was_opened_elsewhere_is_made_into_the_next_model(desk: Calla
     at = desk(privacy=SEALED)
     total = plain.make().open(2, "<f4")
     total.add("a", 1.0, lambda start, count: np.array([1, -1], dtype="<f4").tobytes()[start : start + count])
-    done = at.arithmetic.complete(at.work(StepKind.TRAIN), total)
+    done = at.arithmetic.complete(at.work(StepKind.TRAIN), [total])
     assert isinstance(done, Stepped)
     assert from_safetensors(at.blobs.get(done.model))[1].tolist() == [2.0, 1.0]
 
@@ -201,4 +202,88 @@ def test_a_sealed_job_is_never_completed_from_single_contributions(desk: Callabl
     with pytest.raises(LocalProtocolError, match="before its sum is open"):
         at.arithmetic.complete(at.work(StepKind.TRAIN, update))
     with pytest.raises(LocalProtocolError, match="has 3 values where 2 belong"):
-        at.arithmetic.complete(at.work(StepKind.TRAIN), plain.make().open(3, "<f4"))
+        at.arithmetic.complete(at.work(StepKind.TRAIN), [plain.make().open(3, "<f4")])
+
+
+# ------------------------------------------------------------------------------------------------------------- groups
+
+MEDIAN = ('name = "fedavg"', 'name = "median"')
+GROUPED = ('secure_aggregation = "plain"', "groups = true")
+
+
+def summed(*values: list[float], weight: float = 1.0) -> plain.PlainSum:
+    """A sum of these updates, each of this weight."""
+    total = plain.PlainSum(len(values[0]), "<f4")
+    for place, each in enumerate(values):
+        content = np.array(each, dtype="<f4").tobytes()
+        total.add(f"site-{place}", weight, lambda start, count, content=content: content[start : start + count])
+    return total
+
+
+def model_of(at: Desk, done: object) -> list[float]:
+    """The model that a step came to."""
+    assert isinstance(done, Stepped)
+    return list(from_safetensors(at.blobs.get(done.model))[1])
+
+
+def test_groups_sums_add_up_for_a_strategy_that_needs_only_the_sum(desk: Callable[..., Desk]) -> None:
+    """The mean over all sites of all groups, each group weighing what its sites weigh together."""
+    at = desk(privacy=GROUPED)
+    groups = [summed([1, 0], [3, 0], weight=2.0), summed([0, 8], weight=12.0)]
+    done = at.arithmetic.complete(at.work(StepKind.TRAIN), groups)
+    assert model_of(at, done) == [1 + (2 * 1 + 2 * 3) / 16, 2 + 12 * 8 / 16]
+
+
+def test_a_robust_strategy_hears_each_group_as_one(desk: Callable[..., Desk]) -> None:
+    """The median of the groups' means, whatever they weigh."""
+    at = desk(strategy=MEDIAN, privacy=GROUPED)
+    groups = [summed([1, 0], [3, 0], weight=2.0), summed([-1, 8], weight=1e6), summed([0.5, 0.25])]
+    done = at.arithmetic.complete(at.work(StepKind.TRAIN), groups)
+    assert model_of(at, done) == [1 + 0.5, 2 + 0.25]
+
+
+def test_under_plain_aggregation_a_robust_strategy_hears_each_site(desk: Callable[..., Desk]) -> None:
+    """Each is a group of one; what cannot be summed is said of whom, and statistics are pooled as ever."""
+    at = desk(strategy=MEDIAN)
+    sent = [at.sent("a", np.array([1, -1], dtype="<f4")), at.sent("b", np.array([9, 9], dtype="<f4"), weight=1e6)]
+    sent.append(at.sent("c", np.array([2, 0.5], dtype="<f4")))
+    assert model_of(at, at.arithmetic.complete(at.work(StepKind.TRAIN, *sent))) == [1 + 2, 2 + 0.5]
+    bad = at.sent("d", np.array([np.nan, 0], dtype="<f4"))
+    done = at.arithmetic.complete(at.work(StepKind.TRAIN, *sent, bad))
+    assert isinstance(done, Rejected)
+    assert [site for site, _ in done.problems] == ["d"]
+    pooled = at.work(StepKind.STATISTICS, *(at.sent(site, np.array([2.0, 1.0, 0.5])) for site in "ab"))
+    assert isinstance(at.arithmetic.complete(pooled), Prepared)
+
+
+def test_a_step_without_a_contribution_is_our_mistake(desk: Callable[..., Desk]) -> None:
+    """There is no mean of nothing."""
+    at = desk(strategy=MEDIAN)
+    with pytest.raises(LocalProtocolError, match="step 1 is to be completed without a contribution"):
+        at.arithmetic.complete(at.work(StepKind.TRAIN))
+
+
+def test_memory_grows_with_the_groups_only_up_to_a_bound(
+    tmp_path: Path, job_text: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More groups make shorter blocks: never the whole set of models, nor a long block of each."""
+    size = 30_000
+    monkeypatch.setattr("coordinator.arithmetic._ABREAST", 8_000)
+    layout, blobs = Layout((TensorSpec("weight", (size,)),)), BlobStore(tmp_path / "job")
+    model = blobs.put(to_safetensors(layout, np.zeros(size, np.float32)))
+    spool = BlobStore(tmp_path / "spool")
+    payload = spool.put(np.ones(size, "<f4").tobytes())
+    arithmetic = Arithmetic(parse(job_text().replace(*MEDIAN)), layout, blobs, lambda _, __: spool)
+
+    def peak(groups: int) -> int:
+        sent = tuple(Contributed(f"site-{place:02}", payload, 1.0, 0.1) for place in range(groups))
+        tracemalloc.start()
+        done = arithmetic.complete(Complete(1, 0, StepKind.TRAIN, sent, model, None))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert isinstance(done, Stepped)
+        assert from_safetensors(blobs.get(done.model))[1].tolist() == [1.0] * size
+        return most
+
+    peak(4)  # what is imported at the first use counts for no groups
+    assert peak(40) < peak(4) + 8 * 8_000

@@ -17,16 +17,18 @@ from tests.privacy.secure_aggregation.rostersum.looped import at, job, key, losi
 if TYPE_CHECKING:
     from privacy.secure_aggregation.rostersum import coordinator_events
 
+TERMS = job()
+
 
 class Watched(Loopback):
     """A loopback whose coordinator is followed; it keeps each answer that was new."""
 
     def __init__(self, **changes: Any) -> None:
-        self.awaited = Awaited(3)
+        self.awaited = Awaited(changes.get("terms", TERMS))
         self.seen: list[tuple[str, frozenset[int]]] = []
-        terms = job()
+        terms = changes.pop("terms", TERMS)
         changes.setdefault("contribute", lambda idx, assignment: vector(terms, idx, assignment.r))
-        super().__init__(terms, key(0xC0), [key(idx + 1) for idx in range(3)], **changes)
+        super().__init__(terms, key(0xC0), [key(idx + 1) for idx in range(terms.n)], **changes)
 
     def _tell_coordinator(self, event: coordinator_events.Event) -> None:
         refusals = len(self.refusals)
@@ -39,7 +41,7 @@ class Watched(Loopback):
     def refuse(self, code: Code, last_r: int = 0, opened_r: int = 0) -> dict[int, str]:
         """What is known of who will not take part, after site 1 has refused with this code."""
         refuse = Refuse(self.terms.job_hash, 1, 0, 1, code, messages.NOBODY, last_r, 0, opened_r)
-        watched = Awaited(3)
+        watched = Awaited(TERMS)
         assert self.coordinator is not None
         watched.follow(self.coordinator)
         watched.note(Received(1, messages.sign(refuse, key(2))))
@@ -89,7 +91,7 @@ def test_a_restarted_coordinator_waits_for_those_only_who_have_not_opened() -> N
     loop = Watched(network=losing(Open, sender=1))
     at(loop, Stage.OPENING)
     loop.run(lambda: loop.awaited.behind == {1})
-    loop.awaited = Awaited(3)
+    loop.awaited = Awaited(TERMS)
     loop.stop(COORDINATOR, downtime=0.5)
     loop.run(lambda: loop.coordinator is not None and bool(loop.awaited.behind))
     assert (loop.awaited.waits, loop.awaited.behind) == ("to open the sum", {1})
@@ -104,6 +106,34 @@ def test_a_decline_is_told_until_the_next_step_begins() -> None:
     assert loop.awaited.declined == {1: "declined this step; its own log says why"}
     loop.begin(1)
     assert loop.awaited.declined == {}
+
+
+def test_groups_are_waited_for_side_by_side() -> None:
+    """Each for what its own sum needs: both are named, with both words, until each is done."""
+    network = losing(Upload, sender=4, times=1)
+    ready = losing(Ready, sender=1)
+    loop = Watched(
+        terms=job(6, cells=((0, 1, 2), (3, 4, 5)), group=1), network=lambda parcel: ready(parcel) and network(parcel)
+    )
+    loop.pass_time(1)
+    loop.begin(1)
+    loop.run(lambda: ("to get ready or to upload", {1, 4}) in loop.seen)
+    loop.run(lambda: ("to get ready", {1}) in loop.seen)
+    loop.run(lambda: loop.idle)
+    assert (loop.awaited.waits, loop.awaited.behind) == ("", frozenset())
+    assert [each.members for each in loop.outcome().sums] == [(3, 4, 5)]
+
+
+def test_a_refusal_is_judged_by_where_the_sites_own_group_stands() -> None:
+    """What a site refuses when its group is open keeps nobody out, though another group still gathers."""
+    loop = Watched(terms=job(6, cells=((0, 1, 2), (3, 4, 5)), group=1), network=losing(Ready, sender=4))
+    loop.pass_time(1)
+    loop.begin(1)
+    loop.run(lambda: loop.coordinator is not None and loop.coordinator.stages == (Stage.SUMMED, Stage.GATHERING))
+    for idx, told in ((1, {}), (5, {5: "refused this step (E_CHURN); its own log says why"})):
+        refuse = Refuse(loop.terms.job_hash, 1, 0, idx, Code.E_CHURN, messages.NOBODY, 0, 0, 0)
+        loop.awaited.note(Received(idx, messages.sign(refuse, key(idx + 1))))
+        assert loop.awaited.declined == told
 
 
 def test_only_a_refusal_that_keeps_a_site_out_counts_as_one() -> None:

@@ -333,6 +333,20 @@ def test_only_its_machine_closes_a_sealed_round() -> None:
     )
 
 
+def test_a_site_whose_group_has_no_sum_is_told_so() -> None:
+    """What is known of why stands beside it, unless it declined itself."""
+    attempt = sealed()
+    attempt.receive(SiteDeclined("cork", DeclineCause.DATA))
+
+    attempt.opened(frozenset({"athens"}), (("berlin", "its group has no sum"), ("cork", "its group has no sum")))
+
+    assert attempt.shares({}) == (
+        Share("athens", Outcome.COUNTED),
+        Share("berlin", Outcome.LATE, "its group has no sum"),
+        Share("cork", Outcome.DECLINED, "data"),
+    )
+
+
 def test_a_sealed_round_says_who_holds_it_back_and_why() -> None:
     """Nobody while all are waited for alike; then the sites behind, but for those that declined."""
     attempt = sealed()

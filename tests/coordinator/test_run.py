@@ -1527,6 +1527,71 @@ def test_whoever_holds_a_sealed_sum_back_is_named(stage: Callable[..., Stage]) -
     assert at.site("cork").trouble == ""
 
 
+CELLS = (frozenset({"athens", "berlin"}), frozenset({"cork", "dublin"}))
+
+
+def in_cells(stage: Callable[..., Stage], **settings: object) -> Stage:
+    """A stage for a job of four sites in two cells; updates may be of either."""
+    plain = stage(*SITES, "dublin", minimum=4, **settings)
+    sealing = Sealing(b"the terms", dict.fromkeys(StepKind, 2), {StepKind.TRAIN: CELLS})
+    return Stage(Run(plain.run.record, plain.run.job, LENGTHS, BETTER, sealing=sealing))
+
+
+def test_a_step_begins_when_enough_sites_are_here_in_whole_cells(stage: Callable[..., Stage]) -> None:
+    """Who is here beside them is invited too; kinds without cells ask for none; the view says what is missing."""
+    at = in_cells(stage, quorum=2)
+    at.attend("athens", "berlin", "cork", "dublin")
+    at.feed(SiteLeft("berlin"))
+    at.feed(SiteLeft("dublin"))
+    opened(at, "athens", "cork")
+    at.complete()
+    at.commit()
+    assert at.stored[-1].kind is StepKind.STATISTICS
+    reason = "waiting for 2 sites in whole cells; 0 are here (not attending: berlin, dublin)"
+    assert at.run.view(at.now).reason == reason
+    assert len(at.sums) == 1
+
+    at.attend("berlin")
+
+    assert at.sums[-1].start.kind is StepKind.TRAIN
+    assert [name for name in (*SITES, "dublin") if at.told(name, StepStart) and at.asked(name).step == 2] == [*SITES]
+    opened(at, "athens", "berlin")
+    at.complete()
+    at.commit()
+    assert {share.site: share.outcome for share in at.stored[-1].shares} == {
+        "athens": Outcome.COUNTED,
+        "berlin": Outcome.COUNTED,
+        "cork": Outcome.LATE,
+    }
+
+
+def test_a_job_whose_refusals_leave_too_few_whole_cells_fails(stage: Callable[..., Stage]) -> None:
+    """One refusal in each cell leaves none whole, though enough sites are left to be counted."""
+    at = in_cells(stage, quorum=2)
+    at.attend("athens", "berlin", "cork", "dublin")
+    refusal = JobRefused(at.run.id, (Finding("privacy", "not here", ""),))
+    at.hear("berlin", refusal)
+    assert not at.run.over
+    at.hear("cork", refusal)
+    assert at.run.record.reason.startswith("too many sites refused the job (berlin: ")
+
+
+def test_a_group_that_has_no_sum_is_told_with_why(stage: Callable[..., Stage]) -> None:
+    """In the step's record and beside each of its sites."""
+    at = in_cells(stage, quorum=2)
+    at.attend("athens", "berlin", "cork", "dublin")
+    opened(at, "athens", "berlin", "cork", "dublin")
+    at.complete()
+    at.commit()
+    why = "its group has no sum: too few sites are ready: dublin"
+    members = frozenset({"athens", "berlin"})
+    at.feed(SumOpened(2, 0, members, (("cork", why), ("dublin", why))))
+    at.complete()
+    at.commit()
+    assert [share.cause for share in at.stored[-1].shares] == ["", "", why, why]
+    assert at.site("cork").trouble == why
+
+
 def test_what_comes_of_a_sealed_sum_that_is_over_changes_nothing(stage: Callable[..., Stage]) -> None:
     """Of an earlier attempt, a second time, or after the job's end."""
     at = sealed(stage)

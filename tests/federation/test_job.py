@@ -451,12 +451,81 @@ def test_parsing_raises_every_problem_for_the_author() -> None:
             'privacy.weighting: must be "uniform" with open churn: a missing site would show its number of records',
         ),
         ('cells = [["a", "b", "c"], ["d", "b", "e"]]', 'privacy.cells: the site "b" stands twice'),
+        (
+            'churn = "open"\ngroups = true',
+            'privacy.groups: needs churn "cells", as each group is one whole cell; set one of them otherwise',
+        ),
+        (
+            'secure_aggregation = "plain"\ngroups = true',
+            "privacy.groups: belongs to secure aggregation; plain aggregation does not heed it",
+        ),
     ],
 )
 def test_privacy_that_contradicts_itself_is_refused(privacy: str, problem: str) -> None:
     """Each key by its path."""
     lines = told(changed('secure_aggregation = "plain"', privacy))
     assert any(problem in line for line in lines), lines
+
+
+MEDIAN = JOB.replace('name = "fedprox"\nmu = 1', 'name = "median"')
+NEEDS = 'the strategy "median" needs the mean update of each of at least 3 groups of sites'
+
+
+@pytest.mark.parametrize(
+    ("privacy", "minimum", "problem"),
+    [
+        (
+            "",
+            9,
+            (
+                f"heart.toml:35: strategy.name: {NEEDS}, and secure aggregation shows only the sum over all of them; "
+                'set privacy.groups = true, or choose a strategy that needs only the sum, such as "fedavg"'
+            ),
+        ),
+        (
+            'groups = true\ncells = [["a", "b", "c"], ["d", "e", "f"]]',
+            6,
+            f"heart.toml:50: privacy.cells: {NEEDS}, and these are 2; name 3 cells or more",
+        ),
+        (
+            'secure_aggregation = "plain"',
+            2,
+            f"heart.toml:45: cohort.minimum_sites: {NEEDS}, each site being one here; ask for 3 sites or more",
+        ),
+    ],
+)
+def test_a_strategy_without_the_groups_that_it_must_see_is_refused(privacy: str, minimum: int, problem: str) -> None:
+    """In the file, where its author mends it: by its line, with the way out."""
+    text = MEDIAN.replace("minimum_sites = 3", f"minimum_sites = {minimum}")
+    assert told(text.replace('secure_aggregation = "plain"', privacy)) == [problem]
+
+
+@pytest.mark.parametrize(
+    "privacy", ["groups = true", 'groups = true\ncells = [["a"], ["b"], ["c"]]', 'secure_aggregation = "plain"']
+)
+def test_a_strategy_with_its_groups_is_a_job(privacy: str) -> None:
+    """The roster's cells, named ones, and under plain aggregation each site."""
+    job = parse(MEDIAN.replace('secure_aggregation = "plain"', privacy))
+    assert job.strategy.fewest_groups == 3
+    assert parse(JOB).strategy.fewest_groups == 0
+
+
+def test_more_sites_than_can_sum_together_are_refused_in_groups_too() -> None:
+    """RosterSum's roster holds 100; what the author can do stands beside it. Plain aggregation takes more."""
+    many = JOB.replace("minimum_sites = 3", "minimum_sites = 101")
+    assert parse(many).cohort.minimum_sites == 101
+    for privacy in ("", "groups = true"):
+        (line,) = told(many.replace('secure_aggregation = "plain"', privacy))
+        assert line == (
+            "heart.toml:46: cohort.minimum_sites: asks for 101 sites under secure aggregation; at most 100 sites can "
+            "sum together, in groups too; name those that take part in cohort.sites, or, if the policy of every site "
+            'allows it, set privacy.secure_aggregation = "plain"'
+        )
+    sites = [f"s{number}" for number in range(101)]
+    (line,) = told(
+        changed("minimum_sites = 3", f"minimum_sites = 3\nsites = {sites}").replace('secure_aggregation = "plain"', "")
+    )
+    assert "cohort.sites: asks for 101 sites under secure aggregation" in line
 
 
 def test_secure_aggregation_is_the_default_and_plain_needs_its_line() -> None:

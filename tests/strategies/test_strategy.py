@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from federation.errors import ConfigurationError, LocalProtocolError, WhoActs
+from federation.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError, WhoActs
 from federation.job import StrategySettings
 from federation.vector import F64
 from strategies import fedavg, fedavgm
-from strategies.strategy import LocalTerms, ServerStep, State, SumStrategy, load
+from strategies.strategy import GroupStep, GroupStrategy, LocalTerms, ServerStep, State, SumStrategy, load
 
 
 def add(update: F64, state: State) -> tuple[F64, State]:
@@ -82,3 +82,28 @@ def test_load_refuses_settings_of_another_type() -> None:
     """Settings that only bear the name, without the strategy's choices, are refused."""
     with pytest.raises(LocalProtocolError, match="'fedavg' needs its own Settings, not StrategySettings"):
         load(StrategySettings(name=fedavg.Settings(name="fedavg").name))
+
+
+def test_a_rule_over_groups_stands_before_any_server_step() -> None:
+    """What it makes of the groups' means is the update of the server's step, with its memory and local terms."""
+    server = ServerStep(add, memory={"gathered": 1.5}, local=LocalTerms(proximal=0.25))
+    both = GroupStep(lambda means: means.max(axis=0), server)
+    assert isinstance(both, GroupStrategy)
+    assert not isinstance(both, SumStrategy)
+    assert both.local == LocalTerms(proximal=0.25)
+    moved, state = both.step_groups(MODEL, np.array([[0.5, -1.0], [0.25, 0.25]]), both.initial(2))
+    assert moved.tolist() == [1.5, 2.25]
+    assert state["gathered"].tolist() == [2.0, 1.75]
+
+
+def test_groups_of_another_size_than_the_models_are_refused() -> None:
+    """They are never broadcast."""
+    with pytest.raises(LocalProtocolError, match=r"mean update of a model of 2 values.*shape \(3,\)"):
+        GroupStep(lambda means: means[0], STEP).step_groups(MODEL, np.zeros((4, 3)), STEP.initial(2))
+
+
+def test_a_rule_that_overflows_is_refused_in_words() -> None:
+    """Without a warning of numpy's, and the model stays."""
+    both = GroupStep(lambda means: means.sum(axis=0), STEP)
+    with pytest.raises(RemoteProtocolError, match="the mean update holds NaN or infinite values"):
+        both.step_groups(MODEL, np.full((2, 2), 1.5e308), STEP.initial(2))

@@ -74,8 +74,8 @@ class PlainSum:
         self._reach = reach
         self._added.append((weight, source))
 
-    def mean(self) -> Iterator[F64]:
-        """The weighted mean, in blocks of at most `BLOCK` values, `size` in all.
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The weighted mean, in blocks of `block` values but for the last, `size` in all.
 
         Raises:
             LocalProtocolError: Nothing was added, or a contribution is no longer what it was when it was added.
@@ -83,7 +83,7 @@ class PlainSum:
         if not self._added:
             raise LocalProtocolError("a sum to which nothing was added has no mean")
         weight = self.weight
-        return (block / weight for block in self._blocks())
+        return (part / weight for part in self._blocks(block))
 
     def total(self) -> F64:
         """The weighted sum [size]; zeros before the first contribution.
@@ -91,12 +91,12 @@ class PlainSum:
         Raises:
             LocalProtocolError: A contribution is no longer what it was when it was added.
         """
-        return np.concatenate([np.zeros(0), *self._blocks()])
+        return np.concatenate([np.zeros(0), *self._blocks(BLOCK)])
 
-    def _blocks(self) -> Iterator[F64]:
+    def _blocks(self, most: int) -> Iterator[F64]:
         width = self._dtype.itemsize
-        for start in range(0, self._size, BLOCK):
-            total = np.zeros(min(BLOCK, self._size - start))
+        for start in range(0, self._size, most):
+            total = np.zeros(min(most, self._size - start))
             for weight, source in self._added:
                 content = source(start * width, total.size * width)
                 if len(content) < total.size * width:

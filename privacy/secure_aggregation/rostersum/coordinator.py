@@ -242,7 +242,7 @@ class Coordinator:
         self._note_failed_pairs()
         effects: tuple[Effect, ...] = ()
         job, standing = self._job, self._standing
-        if job.stale and not standing.closed and not any(lane.busy for lane in self._lanes):
+        if job.stale and not standing.closed and not self._busy:
             job.stale = False
             self._standing = replace(standing, epoch=standing.epoch + 1)
             job.keys.begin(self._standing.epoch)
@@ -256,6 +256,16 @@ class Coordinator:
             self._asked = Opened(self._standing.r, sums, state)
             effects = (*effects, self._asked)
         return effects
+
+    @property
+    def _busy(self) -> bool:
+        """Whether an epoch that begins now would disturb a sum.
+
+        One that is summed has nothing left to seal. Its RESULT waits for the whole step, so perhaps for a group that
+        gathers and needs the new keys: it does not hold those back.
+        """
+        gathering = any(lane.stage is Stage.GATHERING for lane in self._lanes)
+        return any(lane.busy and not (gathering and lane.stage is Stage.SUMMED) for lane in self._lanes)
 
     def _note_failed_pairs(self) -> None:
         """A pair whose seals did not open gets new keys; if it fails again, one of the two is left out."""

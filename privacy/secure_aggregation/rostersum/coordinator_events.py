@@ -246,12 +246,14 @@ class Failed:
         reason: Why.
         who: Sites that were missing, refused, or kept shut; empty where nobody can be named.
         detail: Facts for people.
+        sites: Those among which the sum was to be: all, or in group mode one cell.
     """
 
     r: int
     reason: Reason
     who: tuple[int, ...]
     detail: str
+    sites: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

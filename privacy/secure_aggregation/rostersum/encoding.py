@@ -280,11 +280,11 @@ class TrainSum:
         """The members' total weight, as stochastically rounded: its error is below one part in Q for each member."""
         return self.units / self.codec.q * self.codec.w_max
 
-    def mean(self) -> Iterator[F64]:
-        """The weighted mean of the updates, in blocks of at most `federation.vector.BLOCK` values, D in all."""
+    def mean(self, block: int = BLOCK) -> Iterator[F64]:
+        """The weighted mean of the updates, in blocks of `block` values but for the last, D in all."""
         step = self.codec.bound / self.units
-        for start in range(0, self.values.size, BLOCK):
-            yield np.multiply(self.values[start : start + BLOCK], step, dtype=np.float64)
+        for start in range(0, self.values.size, block):
+            yield np.multiply(self.values[start : start + block], step, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,8 @@ class Lane:
         return (Send(idx, message),) if idx in self._job.present else ()
 
     def _is_ready(self, ready: Ready, now: float) -> tuple[Effect, ...]:
+        if self.stage is Stage.IDLE:
+            return ()
         job, step, idx = self._job, self._step, ready.idx
         asked = (job.terms.job_hash, job.keys.epoch, self._r, step.plan_id, step.model_hash, step.args_hash)
         told = (ready.job_hash, ready.epoch, ready.r, ready.plan_id, ready.model_hash, ready.args_hash)
@@ -226,7 +228,8 @@ class Lane:
         if given_up := self._hopeless():
             return given_up
         if self._job.stale:
-            return ()  # new keys come first; each READY then comes again
+            self.deadline = None if due else self.deadline
+            return ()  # new keys come first, and with them a new deadline; each READY then comes again
         members = self._muster.members(due=due)
         if members:
             return self._start(members, now)
@@ -400,7 +403,7 @@ class Lane:
 
     def _give_up(self, reason: Reason, who: tuple[int, ...], detail: str) -> tuple[Effect, ...]:
         self.way = self._ended(Ending.BURNED, Outcome.BURNED, NOTHING)
-        failed = Failed(self._r, reason, who, detail)
+        failed = Failed(self._r, reason, who, detail, self.sites)
         return (*self._over(), failed)
 
     def _over(self) -> tuple[Effect, ...]:

@@ -28,6 +28,7 @@ from privacy.secure_aggregation.rostersum.terms import (
     default_g_max,
     default_thresholds,
     org_floor,
+    propose_cells,
 )
 
 __all__ = ["args_of", "index_of", "plan_id", "seats", "task_digest", "terms_of"]
@@ -91,7 +92,8 @@ def terms_of(
         evaluation: Totals of an evaluation.
 
     Raises:
-        ConfigurationError: The job names cells of sites that the roster does not hold, or too few sites for any.
+        ConfigurationError: The job names cells of sites that the roster does not hold, too few sites for any, or a
+            strategy that needs more groups than there are.
     """
     privacy = job.privacy
     members = seats(roster)
@@ -107,14 +109,16 @@ def terms_of(
     orgs = held.orgs
     g_max = privacy.colluding_organisations
     g_max = default_g_max(c_max, orgs) if g_max is None else g_max
-    cells = _cells(privacy, members)
+    cells = _cells(job, held, members, c_max, g_max)
     digest = task_digest(job)
 
     def plan(kind: StepKind, churn: Churn, ring: Ring, words: int, codec: Codec) -> Plan:
-        at = _thresholds(job, n, c_max, g_max, churn, cells)
-        t = at.t if privacy.rescue else 0
-        number, rows = plan_id(kind), privacy.rows_minimum
-        return Plan(number, _KINDS[kind], churn, 0, at.m_min, at.o_min, t, ring, words, digest, rows, codec, None)
+        group = privacy.groups and kind is StepKind.TRAIN  # statistics and evaluations pool all cells
+        at = _thresholds(job, n, c_max, g_max, churn, cells, group=group)
+        numbers = int(group), at.m_min, at.o_min, at.t if privacy.rescue else 0
+        return Plan(
+            plan_id(kind), _KINDS[kind], churn, *numbers, ring, words, digest, privacy.rows_minimum, codec, None
+        )
 
     plans = [
         plan(kind, Churn.CELLS, Ring.LONG, sum(field.width for field in fields) + GUARD_WORDS, _fields(fields))
@@ -128,20 +132,35 @@ def terms_of(
 
 
 def _thresholds(
-    job: Job, n: int, c_max: int, g_max: int, churn: Churn, cells: tuple[tuple[int, ...], ...]
+    job: Job, n: int, c_max: int, g_max: int, churn: Churn, cells: tuple[tuple[int, ...], ...], *, group: bool
 ) -> Thresholds:
     """The thresholds of a plan; with open churn the job's own quorum, where it is not below what is safe."""
     if churn is not Churn.OPEN:
-        return default_thresholds(n, c_max, g_max, churn, cells)
+        return default_thresholds(n, c_max, g_max, churn, cells, group=group)
     m_min = min(n, max(cell_sites(c_max), job.cohort.needed))
     t = n + c_max + 1 - m_min
     return Thresholds(m_min, org_floor(g_max), t if t < m_min else 0)
 
 
-def _cells(privacy: Privacy, members: tuple[MembershipStatement, ...]) -> tuple[tuple[int, ...], ...]:
-    if not privacy.cells:
+def _cells(
+    job: Job, roster: Roster, members: tuple[MembershipStatement, ...], c_max: int, g_max: int
+) -> tuple[tuple[int, ...], ...]:
+    """The cells that the job names; else all sites are one, or with groups as many as the roster allows."""
+    privacy, fewest = job.privacy, job.strategy.fewest_groups
+    if privacy.cells:
+        return tuple(sorted(tuple(sorted(index_of(members, name) for name in cell)) for cell in privacy.cells))
+    if not privacy.groups:
         return (tuple(range(len(members))),)
-    return tuple(sorted(tuple(sorted(index_of(members, name) for name in cell)) for cell in privacy.cells))
+    cells = propose_cells(roster, c_max, g_max)
+    if len(cells) < fewest:
+        raise ConfigurationError(
+            f"the strategy {job.strategy.name!r} needs {fewest} groups of sites, and {len(members)} sites of "
+            f"{roster.orgs} organisations make {len(cells)} of at least {cell_sites(c_max)} sites of "
+            f"{org_floor(g_max)} organisations each",
+            fix="invite more sites, lower privacy.colluding_sites as far as every site's policy allows, or choose a "
+            'strategy that needs only the sum, such as "fedavg"',
+        )
+    return cells
 
 
 def _train(privacy: Privacy, n: int) -> TrainCodec:

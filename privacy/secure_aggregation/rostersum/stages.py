@@ -91,6 +91,7 @@ TRANSITIONS: tuple[Transition[Stage, Cause], ...] = (
     Transition((_O, _R, _S, _D), Cause.UPLOAD, (), "the same again: nothing"),
     Transition((_S, _D), Cause.OPEN, (), "the same again: nothing"),
     Transition((_S, _D), Cause.SHARES, (), "the same again: nothing"),
+    Transition((_I,), Cause.READY, (), "its sum was given up meanwhile: nothing"),
     Transition((_I,), Cause.OPEN, (), "RESULT again"),
     Transition((_I,), Cause.ARRIVED, (), "RESULT again"),
     Transition((_S, _D), Cause.ARRIVED, (), "nothing"),

@@ -79,6 +79,8 @@ def test_more_values_than_one_block_holds_are_added(words: WordType) -> None:
     total.add("alpha", 2.0, stored(values.tobytes()))
     assert total.total().tobytes() == (2.0 * values.astype(np.float64)).tobytes()
     assert [block.size for block in total.mean()] == [BLOCK, BLOCK, 7]
+    assert {block.size for block in total.mean(1000)} == {1000, (2 * BLOCK + 7) % 1000}
+    assert whole(total.mean(1000)).tobytes() == whole(total.mean()).tobytes()
 
 
 @QUICK

@@ -830,7 +830,7 @@ def test_failures_name_no_site_when_a_sum_does_not_hold() -> None:
     effects = machine(loop).receive(Broken(ctx, "the norm is too large"), loop.now)
 
     (failed,) = [each for each in effects if isinstance(each, Failed)]
-    assert failed == Failed(1, Reason.CHECKS, (), "the norm is too large")
+    assert failed == Failed(1, Reason.CHECKS, (), "the norm is too large", (0, 1, 2))
 
 
 def test_encaps_are_relayed_and_waited_for() -> None:

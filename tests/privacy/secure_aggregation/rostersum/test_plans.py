@@ -84,6 +84,52 @@ def test_cells_are_named_by_sites_and_an_unknown_one_is_refused() -> None:
         _terms(cells, 5)
 
 
+@pytest.mark.parametrize("sites", [9, 30, 100])
+def test_groups_are_the_cells_and_only_updates_are_summed_in_them(sites: int) -> None:
+    """As many as the roster allows; statistics and evaluations pool whole cells as ever, and no rule is broken."""
+    terms = _terms("groups = true\ncolluding_sites = 1", sites)
+    assert {rule.rule for rule in rules.broken(terms)} <= {rules.Rule.WEAK_KEY}
+    assert [len(cell) for cell in terms.cells] == sorted((len(cell) for cell in terms.cells), reverse=True)
+    assert len(terms.cells) == sites // 3
+    statistics, train, evaluation = terms.plans
+    assert [plan.group for plan in terms.plans] == [0, 1, 0]
+    assert (train.m_min, train.o_min, train.t, train.churn) == (3, 3, 2, Churn.CELLS)
+    assert statistics.m_min == evaluation.m_min > 3
+    assert _terms("groups = true\ncolluding_sites = 1\nrescue = false", sites).plans[1].t == 0
+
+
+def test_named_cells_are_the_groups_and_groups_are_fixed_in_the_job_hash() -> None:
+    """Another grouping, or none, is another job."""
+    cells = 'cells = [["site5", "site3", "site4"], ["site0", "site2", "site1"]]\ncolluding_sites = 1\n'
+    other = cells.replace("site5", "siteX").replace("site0", "site5").replace("siteX", "site0")
+    grouped = _terms(cells + "groups = true", 6)
+    assert grouped.cells == ((0, 1, 2), (3, 4, 5))
+    assert _terms("groups = true\ncolluding_sites = 1", 6).cells != grouped.cells
+    hashes = {each.job_hash for each in (grouped, _terms(other + "groups = true", 6), _terms(cells, 6))}
+    assert len(hashes) == 3
+
+
+def test_a_strategy_that_needs_more_groups_than_there_are_is_refused() -> None:
+    """By default a third of the sites may collude, so nine sites make two groups: in words, with what can be done."""
+    text = JOB.replace("fedavg", "median")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'median' needs 3 groups of sites, and 9 sites of 9 organisations make 2 of at least 4 sites of 4 "
+        r"organisations each.*To fix \(the job's author\): invite more sites, lower privacy\.colluding_sites",
+    ):
+        _terms("groups = true", 9, text)
+    assert len(_terms("groups = true\ncolluding_sites = 1", 9, text).cells) == 3
+    assert len(_terms("groups = true", 9).cells) == 2
+
+
+def test_more_sites_than_a_roster_may_have_are_refused_however_they_are_grouped() -> None:
+    """101 have terms that no site accepts, and the reason says what to do."""
+    found = rules.broken(_terms("groups = true\ncolluding_sites = 1", 101))
+    (size,) = [each for each in found if each.rule is rules.Rule.ROSTER_SIZE]
+    assert size.problem == "the roster has 101 sites"
+    assert size.fix == "name 3 to 100 sites in cohort.sites: more cannot sum together, not even in groups"
+
+
 def test_a_task_without_statistics_has_no_plan_for_them() -> None:
     """Plans keep their numbers."""
     assert [plan.plan_id for plan in _terms(statistics=()).plans] == [2, 3]

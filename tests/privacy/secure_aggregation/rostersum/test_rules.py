@@ -197,7 +197,7 @@ def test_i18_every_rule_for_all_sites_is_broken_by_some_case() -> None:
 
 
 def test_i18_a_roster_has_three_to_a_hundred_sites(consortium: Make) -> None:
-    """Two are too few, since each learns the other's; 101 sum in groups."""
+    """Two are too few, since each learns the other's; 101 are too many, also in groups."""
     for n in (2, 101):
         found = rules.broken(consortium(n).terms)
         assert (found[0].rule, found[0].problem) == (Rule.ROSTER_SIZE, f"the roster has {n} sites")

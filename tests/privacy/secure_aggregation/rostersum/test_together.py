@@ -13,7 +13,7 @@ from privacy.secure_aggregation.rostersum.coordinator import Patience, Stage
 from privacy.secure_aggregation.rostersum.coordinator_events import Failed, Reason
 from privacy.secure_aggregation.rostersum.coordinator_state import Ending, Standing
 from privacy.secure_aggregation.rostersum.durable import Point
-from privacy.secure_aggregation.rostersum.messages import Full, Open, RoundStart, Upload
+from privacy.secure_aggregation.rostersum.messages import Full, Open, Ready, RoundStart, Upload
 from privacy.secure_aggregation.rostersum.site import State
 from privacy.secure_aggregation.rostersum.site_events import Persist
 from privacy.secure_aggregation.rostersum.terms import Churn, default_thresholds
@@ -107,6 +107,55 @@ def test_a_group_that_fails_is_missing_from_the_step() -> None:
     assert [each.members for each in outcome.sums] == [(0, 1, 2)]
     assert [(each.reason, each.who) for each in outcome.failures] == [(Reason.COHORT, (4,))]
     assert exact(loop, loop_after(loop, 4))
+
+
+def test_who_gets_ready_after_its_group_was_given_up_is_not_at_fault() -> None:
+    """One of its members declined before: the others' READYs are of no use, and nobody is told of a mistake."""
+    loop = loop_of(job(6, cells=((0, 1, 2), (3, 4, 5)), group=1))
+    loop._contribute = lambda idx, assignment: None if idx == 4 else vector(loop.terms, idx, assignment.r)
+    loop.pass_time(1)
+    tap = Tap(loop)
+
+    outcome = loop.step(1)
+
+    assert [each.members for each in outcome.sums] == [(0, 1, 2)]
+    assert len(tap.said(Ready)) == 5
+    assert loop.refusals == []
+
+
+def test_new_keys_come_while_another_groups_sum_waits_for_the_step_to_end() -> None:
+    """A restarted coordinator asks for new keys, and a group that is summed does not hold them back from the other."""
+    loop = loop_of(job(6, cells=((0, 1, 2), (3, 4, 5)), group=1), network=losing(Ready, sender=4, times=1))
+    loop.pass_time(1)
+    loop.begin(1)
+    loop.run(lambda: loop.coordinator is not None and loop.coordinator.stages == (Stage.SUMMED, Stage.GATHERING))
+
+    loop.stop(COORDINATOR)
+    loop.run(lambda: loop.idle)
+
+    assert [each.members for each in loop.outcome().sums] == [(0, 1, 2), (3, 4, 5)]
+    assert exact(loop, loop.outcome())
+
+
+def test_a_group_that_waits_for_new_keys_does_not_stop_the_others_clock() -> None:
+    """Its deadline passes while a site of the other group does not open: that group is given up, this one is summed."""
+    shut, late = losing(Open, sender=1), losing(Ready, sender=4, times=1)
+    loop = loop_of(
+        job(6, cells=((0, 1, 2), (3, 4, 5)), group=1),
+        network=lambda parcel: shut(parcel) and late(parcel),
+        patience=Patience(ready=20.0, opening=60.0),
+    )
+    loop.pass_time(1)
+    loop.begin(1)
+    loop.run(lambda: loop.coordinator is not None and loop.coordinator.stages == (Stage.OPENING, Stage.GATHERING))
+
+    loop.stop(COORDINATOR)
+    loop.run(lambda: loop.idle)
+
+    assert [each.members for each in loop.outcome().sums] == [(3, 4, 5)]
+    assert [(each.reason, each.who, each.sites) for each in loop.outcome().failures] == [
+        (Reason.OPENING, (1,), (0, 1, 2))
+    ]
 
 
 def loop_after(loop: Loopback, idx: int) -> Any:
