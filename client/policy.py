@@ -12,11 +12,22 @@ from federation.errors import ConfigurationError, WhoActs
 from federation.findings import Finding
 from federation.job import NAME, Frozen, Job, digest
 from federation.messages import JobOffer, RevocationList
-from privacy.secure_aggregation.rostersum.floor import Floor
+from privacy.secure_aggregation.rostersum.floor import ROWS_OF_EACH_CLASS, Floor
 from privacy.secure_aggregation.rostersum.plans import task_digest
 from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Terms
 
-__all__ = ["EXAMPLE", "SIGNED", "Admitted", "FamilyOf", "Policy", "SecureAggregation", "allowed", "floor", "parse"]
+__all__ = [
+    "EXAMPLE",
+    "SIGNED",
+    "Admitted",
+    "FamilyOf",
+    "Policy",
+    "SecureAggregation",
+    "allowed",
+    "example",
+    "floor",
+    "parse",
+]
 
 SIGNED = "signed"
 """Among the rosters of a policy: any roster whose every member the consortium's root signed."""
@@ -31,20 +42,34 @@ models = ["*"]          # kinds of model, such as "logistic_regression"
 jobs = ["*"]            # names of jobs, or sha256:... digests of job files (see: parley job check FILE --json)
 minimum_sites = 2       # fewest sites with which a round may count
 
-# With plain aggregation the coordinator sees this site's update of the model (never a record).
-allow_plain_aggregation = true
+# In a job of plain aggregation the coordinator sees this site's own update of the model, and its own statistics and
+# evaluation counts (never a record). Only this line, set to true here, lets it.
+allow_plain_aggregation = false
 
 # What the secure aggregation of a job must at least promise, for this site to take part.
 [secure_aggregation]
 colluding_sites = 1           # so many other sites may work together with the coordinator and learn nothing
 colluding_organisations = 1   # of so many organisations
 rows_minimum = 10             # fewest rows of each site, as the job asks for them
+rows_asked_most = 10          # the most that a job may ask for: who asks for 20, 40, 30 job by job learns how many
+# Rows of each class that this site must have, or it does not take part. Each class is counted over all sites together;
+# with few rows of a class here, or none, somebody who knows the other sites' counts (all of them together, say) learns
+# from the pooled count of that class how few they are: with 1, that it is one person; with 0, that nobody here has it.
+# A site that may tell that can lower this, down to 0. No message of the coordinator can.
+rows_of_each_class = 5
 allow_open = false            # sums that differ by one site, whose difference is that site's update
 declared_weight = 1           # this site's public weight, where a job weighs by such
 rosters = ["signed"]          # "signed": any whose members the consortium's root signed; or digests you compared
 # drift_max = 10.0            # how far any weight of a model may move in a round
 # families = [{ dataset = "heart", family = "cardiology" }]   # data sets that share records; else each is its own
 """
+
+
+def example(*, plain: bool = False, rows_of_each_class: int = ROWS_OF_EACH_CLASS) -> str:
+    """`EXAMPLE` with these two lines as given: the text of a demonstration's or a benchmark's policy."""
+    rows = "rows_of_each_class = {}"
+    text = EXAMPLE.replace(rows.format(ROWS_OF_EACH_CLASS), rows.format(rows_of_each_class))
+    return text.replace("allow_plain_aggregation = false", f"allow_plain_aggregation = {str(plain).lower()}")
 
 
 _AS_TUPLE = Strict(strict=False)
@@ -66,6 +91,8 @@ class SecureAggregation(Frozen):
     colluding_sites: int = Field(default=1, ge=0, le=_MOST)
     colluding_organisations: int = Field(default=1, ge=0, le=_MOST)
     rows_minimum: int = Field(default=10, ge=10)
+    rows_asked_most: int = Field(default=10, ge=10)
+    rows_of_each_class: int = Field(default=ROWS_OF_EACH_CLASS, ge=0)
     allow_open: bool = False
     declared_weight: int = Field(default=1, ge=1, le=2**52)
     rosters: Annotated[tuple[Annotated[str, Field(pattern=f"^({SIGNED}|[0-9a-f]{{64}})$")], ...], _AS_TUPLE] = (SIGNED,)
@@ -158,7 +185,8 @@ def allowed(policy: Policy, job: Job, text: str, roster: int) -> tuple[Finding, 
             Finding(
                 "privacy.secure_aggregation",
                 "this site's policy does not let the coordinator see its update (plain aggregation)",
-                "its administrator may set allow_plain_aggregation = true",
+                "leave the line secure_aggregation out of the job, or its administrator may set "
+                "allow_plain_aggregation = true",
             )
         )
     return tuple(found)
@@ -197,6 +225,8 @@ def floor(policy: Policy, jobs: Iterable[Admitted], revocations: RevocationList)
         families=frozenset(rules.family(each.job.data.dataset) for each in runs),
         churns=frozenset((kind, churn) for kind in Kind for churn in churns),
         rows_min=rules.rows_minimum,
+        rows_asked_most=rules.rows_asked_most,
+        rows_of_each_class=rules.rows_of_each_class,
         allow_open=rules.allow_open,
         declared=rules.declared_weight,
         drift_max=rules.drift_max,

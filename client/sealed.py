@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client import policy
+from client import decisions, policy
 from client.policy import Admitted, Policy
 from client.session_events import Effect, Note, Record, Send, TableFacts, UploadMasked
 from federation import plugins
@@ -31,9 +31,11 @@ from federation.messages import JobOffer, MembershipStatement, RevocationList, S
 from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum import site_events as sums
 from privacy.secure_aggregation.rostersum.durable import Durable
+from privacy.secure_aggregation.rostersum.durable import Job as DurableJob
+from privacy.secure_aggregation.rostersum.evidence import Evidence, Suspicion
 from privacy.secure_aggregation.rostersum.floor import Data, Floor
 from privacy.secure_aggregation.rostersum.logged import Logged, evidence_entry, message_entry, terms_entry
-from privacy.secure_aggregation.rostersum.messages import Close, Encaps, FromCoordinator, Keys, Message
+from privacy.secure_aggregation.rostersum.messages import Close, Code, Encaps, FromCoordinator, Keys, Message
 from privacy.secure_aggregation.rostersum.plans import args_of, plan_id, terms_of
 from privacy.secure_aggregation.rostersum.rules import Broken, Rule
 from privacy.secure_aggregation.rostersum.site import Site
@@ -54,6 +56,8 @@ _NOTHING = Floor(0, 0, frozenset(), frozenset(), frozenset(), frozenset())
 _EMPTY = hashlib.sha256(b"").digest()
 _OF_DATA = {Rule.DATA_ROWS, Rule.DATA_CLASSES, Rule.DATA_WEIGHT}
 """Refusals that are a function of records: the coordinator is not told which (section 8.6)."""
+_GRANTABLE = (f"{Code.E_PIN.name}: ", f"{Code.E_TERMS.name}: ")
+"""How the evidence of a refusal begins behind which may be what the administrator can grant."""
 _LONGEST = 1000
 """Characters of each text of a finding."""
 
@@ -71,6 +75,8 @@ class SealedJobs:
 
     def __init__(self, key: Ed25519PrivateKey, durable: Durable) -> None:
         self._site = Site(key, _NOTHING, durable)
+        self._vk = key.public_key().public_bytes_raw()
+        self._asked: set[tuple[str, bytes]] = set()
         self._jobs: dict[bytes, Admitted] = {}
         self._live: set[bytes] = set()
         self._floor = _NOTHING
@@ -126,7 +132,26 @@ class SealedJobs:
             fix = "put the data set back as it was when the job began; a new version serves new jobs"
             return (sums.JobRefused(job_hash, (Broken(Rule.TABLE, problem, fix),)),)
         data = Data(family, table.digest, table.rows, table.test_rows, table.rarest)
-        return self.receive(sums.Offered(job.terms, data), clock)
+        turns = self.receive(sums.Offered(job.terms, data), clock)
+        return tuple(each for turn in turns for each in self._advised(job, family, turn))
+
+    def _advised(self, job: Admitted, family: str, turn: Turn) -> tuple[Turn, ...]:
+        """A refusal with the administrator's commands against it, after what it asks for is in the log."""
+        idx = job.terms.roster.index_of(self._vk)
+        if not isinstance(turn, sums.JobRefused) or idx is None:
+            return (turn,)
+        entries, reasons = self._asking(job, idx, family, turn.reasons)
+        refused = sums.JobRefused(turn.job_hash, reasons)
+        return (Record(entries), refused) if entries else (refused,)
+
+    def _asking(
+        self, job: Admitted, idx: int, family: str, reasons: tuple[Broken, ...]
+    ) -> tuple[tuple[tuple[str, bytes], ...], tuple[Broken, ...]]:
+        """What the log does not say yet of what a job asks for, and the reasons against it, with commands."""
+        found = decisions.wanted(job.offer.job, job.terms, idx, self._site.durable.family(family), reasons)
+        new = [each for each in found if (job.offer.job, each.digest) not in self._asked]
+        self._asked |= {(job.offer.job, each.digest) for each in found}
+        return tuple(each.asked for each in new), decisions.advised(reasons, found, job.job.data.dataset)
 
     def limit(self, rules: Policy, revocations: RevocationList, clock: Clock) -> tuple[Turn, ...]:
         """Holds the machine to the site's policy as it is now."""
@@ -216,9 +241,11 @@ class SealedJobs:
                     if job_hash in self._live:
                         told.append(UploadMasked(self.name(job_hash), effect))
                 case sums.Log(job_hash, evidence):
-                    entries.append(evidence_entry(job_hash, evidence))
+                    asked, notes = self._stopped_by(job_hash, evidence)
+                    entries += (evidence_entry(job_hash, evidence), *asked)
+                    told += notes
                 case sums.Accepted(job_hash):
-                    entries.append(terms_entry(self._jobs[job_hash].terms))
+                    entries += (terms_entry(self._jobs[job_hash].terms), *map(decisions.reads, self._open(job_hash)))
                     told.append(effect)
                 case _:
                     told.append(effect)
@@ -226,6 +253,27 @@ class SealedJobs:
             first = next((at for at, each in enumerate(told) if isinstance(each, Send | sums.Accepted)), len(told))
             told.insert(first, Record(tuple(entries)))
         return tuple(told)
+
+    def _open(self, job_hash: bytes) -> tuple[DurableJob, ...]:
+        """The durable state of a job that is open, if it is."""
+        return tuple(job for job in self._site.durable.jobs if job.job_hash == job_hash)
+
+    def _stopped_by(
+        self, job_hash: bytes, evidence: Evidence
+    ) -> tuple[tuple[tuple[str, bytes], ...], tuple[Note, ...]]:
+        """Entries and notes where a message was refused because of what the administrator may grant."""
+        known = self._jobs.get(job_hash)
+        if known is None or evidence.kind is not Suspicion.REFUSED or not evidence.text.startswith(_GRANTABLE):
+            return (), ()
+        entries: tuple[tuple[str, bytes], ...] = ()
+        notes: tuple[Note, ...] = ()
+        for job in self._open(job_hash):
+            found = decisions.grantable(self._floor, job, self._site.durable)
+            asked, reasons = self._asking(known, job.idx, job.family, found)
+            entries += asked
+            told = (f"job {known.offer.job}: {each.problem} ({each.fix})" for each in reasons)
+            notes += tuple(Note(text, trouble=True) for text in told)
+        return entries, notes
 
     def closed(self, job_hash: bytes) -> str:
         """Forgets a job that is over, and gives its id."""

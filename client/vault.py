@@ -1,8 +1,8 @@
 """What a site must never forget under secure aggregation: its durable state, one transaction with fsync at a time.
 
 A SQLite file holds one row for each job, tombstone and data family, and one for each charge to the ledger; a change
-writes only the rows that changed, so the tombstones of years cost nothing. Beside it, best on another disk, a *witness*
-counts the changes.
+writes only the rows that changed, so the tombstones of years cost nothing. A *witness* counts the changes: beside it,
+or better where no backup and no snapshot of its disk takes it along (`keep_witness`).
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,10 @@ from privacy.secure_aggregation.rostersum.fields import pack, unpack
 from privacy.secure_aggregation.rostersum.site_events import Persist
 from privacy.secure_aggregation.rostersum.terms import Plan
 
-__all__ = ["Vault"]
+__all__ = ["Vault", "keep_witness", "vault_in", "witness_in"]
+
+_FILE, _WITNESS, _POINTER = "vault.db", "vault.count", "vault.witness"
+"""In a site's home: its state, the file that counts its changes, and the one that says where else that file lies."""
 
 _VERSION = 1
 _SCHEMA = f"""
@@ -47,7 +50,7 @@ _PRAGMAS = (
 _PATIENCE = 5.0
 """Seconds to wait for a program that looks into the file; another process of this site is not waited for."""
 
-_REENTER = "re-enter pins, plan hashes and ledger from the audit log, then start the site once with --restored"
+_REENTER = "run `parley site restore`, which enters again from the audit log what it lacks"
 _RESTORE = f"put the newest copy back; if it is an older one, {_REENTER}"
 
 _MEANINGS = {
@@ -77,8 +80,8 @@ class Vault:
     Args:
         file: The state; made where this site never ran.
         witness: Where changes are counted.
-        restored: The administrator's word that `file` is an older copy and that what it lacks is entered again before
-            the site serves; it is taken in spite of its witness.
+        restored: The administrator's word that `file` is an older copy: it is opened in spite of its witness, to be
+            given what it lacks by `reenter`. Until then nothing changes, and without this word it is refused as before.
 
     Raises:
         StorageError: Another process uses it, it is an older copy, damaged, lost or a newer release's, or the disk does
@@ -106,6 +109,7 @@ class Vault:
             count.create(self._witness)
         if count is not None and count.changes and not self._file.exists():
             raise self._lost(count)
+        self._behind = restored
         self._connection = _connected(self._file, patience=_PATIENCE)
         try:
             with _told(self._file):
@@ -140,8 +144,26 @@ class Vault:
         Raises:
             StorageError: The disk does not take it. The process must end, for its machines are ahead of the disk; no
                 further change is taken.
+            LocalProtocolError: It would forget a job, or charge a round twice, or this is an older copy that was given
+                nothing yet: a bug of ours. The process must end.
+        """
+        if self._behind:
+            raise LocalProtocolError(f"{self._file} is an older copy, and was to serve before it had what it lacks")
+        self._write(work.durable, () if work.charge is None else (work.charge,))
+
+    def reenter(self, durable: Durable, charges: Iterable[Charge]) -> None:
+        """Makes what an older copy lacked durable, all at once: from now on it is the newest, and may serve.
+
+        Raises:
+            StorageError: The disk does not take it; the process must end, and the copy is still an older one.
             LocalProtocolError: It would forget a job, or charge a round twice: a bug of ours. The process must end.
         """
+        if self._behind:
+            self._count.create(self._witness)
+        self._write(durable, charges)
+        self._behind = False
+
+    def _write(self, durable: Durable, charges: Iterable[Charge]) -> None:
         if self._failed:
             raise StorageError(
                 f"{self._file} did not take a change, and this process knows more than it",
@@ -149,16 +171,16 @@ class Vault:
                 who=WhoActs.SITE,
             )
         self._failed = True
-        _require_memory(self._durable, work.durable)
+        _require_memory(self._durable, durable)
         count = self._count.next
         with _told(self._file), self._connection as transaction:
             transaction.execute("BEGIN IMMEDIATE")
-            for name, piece in _changes(self._durable, work.durable):
+            for name, piece in _changes(self._durable, durable):
                 _put(transaction, name, piece)
-            if work.charge is not None:
-                _charge(transaction, work.charge)
+            for charge in charges:
+                _charge(transaction, charge)
             transaction.execute("UPDATE vault SET changes = ?", (count.changes,))
-        self._durable, self._count = work.durable, count
+        self._durable, self._count = durable, count
         count.update(self._witness)
         self._failed = False
 
@@ -200,14 +222,12 @@ class Vault:
             raise self._damaged("it does not say how often it was changed")
         kept = _Count(*row)
         if restored:
-            kept = _Count(kept.identity, max(kept.changes, 0 if witness is None else witness.changes)).next
-            with self._connection as transaction:
-                transaction.execute("UPDATE vault SET changes = ?", (kept.changes,))
-        elif witness is None:
+            return _Count(kept.identity, max(kept.changes, 0 if witness is None else witness.changes) + 1)
+        if witness is None:
             raise self._older(f"its witness {self._witness} is missing")
-        elif witness.identity != kept.identity:
+        if witness.identity != kept.identity:
             raise self._older(f"its witness {self._witness} is another vault's")
-        elif witness.changes > kept.changes:
+        if witness.changes > kept.changes:
             raise self._older(f"it has {kept.changes} changes where its witness has counted {witness.changes}")
         kept.create(self._witness)
         return kept
@@ -230,6 +250,53 @@ class Vault:
 
     def _damaged(self, why: str) -> StorageError:
         return StorageError(f"{self._file} is damaged: {why}", fix=_RESTORE, who=WhoActs.SITE)
+
+
+# ---------------------------------------------------------------------------------------------------------- the places
+
+
+def vault_in(home: Path) -> Path:
+    """Where the vault of the site with this home lies."""
+    return home / _FILE
+
+
+def witness_in(home: Path) -> Path:
+    """Where the changes of the vault of the site with this home are counted.
+
+    Raises:
+        StorageError: The file that says where cannot be read.
+    """
+    pointer = home / _POINTER
+    if not pointer.exists():
+        return home / _WITNESS
+    return Path(files.read(pointer, "let this user read it").decode().rstrip("\n"))
+
+
+def keep_witness(home: Path, folder: Path) -> Path:
+    """Has the changes counted in `folder` from now on, made if need be and this user's alone; gives the file.
+
+    No process has the vault open. A crash leaves the old place in force, or the new one.
+
+    Raises:
+        StorageError: Another vault's witness is there, there is none to move, or a disk refuses.
+    """
+    old, new = witness_in(home), folder.absolute() / _WITNESS
+    count, other = _Count.read(old), _Count.read(new)
+    if count is None:
+        raise StorageError(
+            f"{old}, which counts the changes of this site's vault, is not there",
+            fix="run the site once; if it ran before, find that file, or run `parley site restore`",
+            who=WhoActs.SITE,
+        )
+    if other is not None and other.identity != count.identity:
+        raise StorageError(f"{new} is another site's", fix="name a folder of this site's own", who=WhoActs.SITE)
+    if new == old:
+        return new
+    count.create(new)
+    files.write(home / _POINTER, f"{new}\n".encode(), secret=True)
+    with suppress(OSError):  # it says no more than the newer one
+        old.unlink()
+    return new
 
 
 # --------------------------------------------------------------------------------------------------------- the witness
@@ -263,7 +330,7 @@ class _Count:
         found = re.fullmatch(rb"([0-9a-f]{32}) ([0-9]{20})\n", content)
         if found is None:
             problem = f"{file}, which counts the changes of this site's vault, is damaged"
-            raise StorageError(problem, fix=f"remove it, {_REENTER}", who=WhoActs.SITE)
+            raise StorageError(problem, fix=f"remove it, then {_REENTER}", who=WhoActs.SITE)
         return cls(bytes.fromhex(found[1].decode()), int(found[2]))
 
     def create(self, file: Path) -> None:

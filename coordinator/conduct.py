@@ -38,12 +38,15 @@ from coordinator.events import (
     StopAsked,
     TimeUp,
 )
+from coordinator.evidence_log import Entry
+from coordinator.intake import Intake
 from coordinator.records import JobRecord, Secured, StepRecord
 from coordinator.run import PAUSED, Run
 from coordinator.sealed import SealedSums, Surroundings
 from coordinator.store.store import Store
 from coordinator.worker import Worker
-from federation.blobs import BlobRef, BlobStore, Incoming
+from federation.audit import AuditLog
+from federation.blobs import BlobRef, BlobStore
 from federation.errors import LocalProtocolError, ParleyError, RemoteProtocolError, StorageError, WhoActs
 from federation.job import parse
 from federation.messages import (
@@ -106,6 +109,7 @@ class Conductor:
         post: Says something to a site.
         present: Whether a site attends.
         private: The coordinator's protocol key, which signs what it says under secure aggregation.
+        audit: The coordinator's audit log; used in one thread of the conductor's.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Conductor:
         post: Post,
         present: Callable[[str], bool],
         private: Ed25519PrivateKey,
+        audit: AuditLog,
     ) -> None:
         self._folder = folder
         self._store = store
@@ -124,8 +129,10 @@ class Conductor:
         self._post = post
         self._present = present
         self._private = private
+        self._audit = audit
+        self._audits = Worker("audit log")
         self._jobs: dict[str, Conducted] = {}
-        self._uploads = WeakValueDictionary[tuple[str, str], Incoming]()  # of calls that still hold theirs
+        self._uploads = WeakValueDictionary[tuple[str, str], Intake]()  # of calls that still hold theirs
         self._paused: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: dict[str, tuple[frozenset[str], tuple[FromCoordinator, ...]]] = {}
@@ -157,6 +164,7 @@ class Conductor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sums.close()
+        self._audits.close()
 
     def _sweep(self) -> None:
         """Drops what a kill left behind: payloads that no job names."""
@@ -209,6 +217,10 @@ class Conductor:
         async def keep(content: bytes) -> None:
             await self._insist(conducted, self._worker, standing, partial(self._store.set_standing, run.id, content))
 
+        async def record(entries: tuple[Entry, ...]) -> None:
+            what = "what is said in secure aggregation, in its audit log"
+            await self._insist(conducted, self._audits, what, lambda: self._audit.extend(entries, time.time()))
+
         def feed(event: Event) -> None:
             if run.id in self._jobs:
                 self.feed(run.id, event)
@@ -217,11 +229,12 @@ class Conductor:
             post=self._post,
             feed=feed,
             keep=keep,
+            record=record,
             perform=partial(self._insist, conducted, self._sums, f"a sum of job {run.id}"),
             tidy=self._sums.do,
         )
         folder = self._folder / "sealed" / run.id
-        summing = SealedSums(run.id, secured, self._private, patience, folder, around)
+        summing = SealedSums(run.id, secured, self._private, patience, folder, around, run.job.cohort.needed)
         self._spawn(summing.run())
         return summing
 
@@ -364,7 +377,7 @@ class Conductor:
 
     async def upload(
         self, member: MembershipStatement, opened: UploadOpen
-    ) -> tuple[Incoming | None, Callable[[int], None]]:
+    ) -> tuple[Intake | None, Callable[[int], None]]:
         """Where to put a payload that a job waits for (None: it is here already), and whom to tell of bytes.
 
         Raises:
@@ -394,7 +407,7 @@ class Conductor:
         spool.drop_others([opened.payload])  # a site has one answer to a step, however many it makes up
         if spool.has(opened.payload):
             return None, moved
-        self._uploads[key] = incoming = spool.receive(opened.payload)
+        self._uploads[key] = incoming = Intake(spool.receive(opened.payload))
         return incoming, moved
 
     def stored(self, site: str, opened: UploadOpen) -> None:

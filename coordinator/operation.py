@@ -12,11 +12,12 @@ from typing import assert_never
 from coordinator import sealed
 from coordinator.attendance import Attendance
 from coordinator.conduct import Conductor, rounds_of
+from coordinator.intake import Intake
 from coordinator.members import Members
 from coordinator.records import JobRecord, ModelRecord, Outcome, StepRecord
 from coordinator.store.store import Store
 from coordinator.worker import Worker
-from federation.blobs import BlobRef, BlobStore, Incoming
+from federation.blobs import BlobRef, BlobStore
 from federation.errors import ConfigurationError, RemoteProtocolError, WhoActs
 from federation.findings import brief
 from federation.job import parse
@@ -142,11 +143,11 @@ class Operation:
         finally:
             conducted.watchers.discard(changed)
 
-    async def upload(self, payload: BlobRef) -> tuple[Incoming | None, Callable[[int], None]]:
+    async def upload(self, payload: BlobRef) -> tuple[Intake | None, Callable[[int], None]]:
         """Where to put an initial model (None: it is here already); waits while another operator sends the same."""
         while not self._incoming.has(payload):
             try:
-                return self._incoming.receive(payload), _uncounted
+                return Intake(self._incoming.receive(payload)), _uncounted
             except RemoteProtocolError:
                 await asyncio.sleep(_TURN_SECONDS)
         return None, _uncounted

@@ -3,6 +3,7 @@
 ```
 Run       -- BeginSum ------------------------> Begin          TRAIN, ROUND_START, FULL, RESULT -> sites
 sites     -- Sealed, payloads, seats ---------> Received, ...  Persist -> store, before all that follows it
+audit log <- what was heard and will be said -- before the first effect, one fsync for all that waited
 Run      <-- SumStands, SumOpened, SumFailed --                Sum -> the sums' thread
 store    <-- step and standing, one transaction -- commit ---> Committed
 ```
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator import secure_sums
 from coordinator.awaited import Awaited
 from coordinator.events import BeginSum, CloseSums, Event, NoSum, Sealing, Send, SumFailed, SumOpened, SumStands
+from coordinator.evidence_log import Entry, EvidenceLog
 from coordinator.records import Secured
 from coordinator.secure_sums import SummedTotals, SummedUpdates
 from federation import plugins
@@ -36,10 +38,10 @@ from federation.refusals import told
 from privacy.secure_aggregation.interface import Source
 from privacy.secure_aggregation.rostersum import coordinator_events as sums
 from privacy.secure_aggregation.rostersum import messages, plans, rules
-from privacy.secure_aggregation.rostersum.coordinator import Coordinator, Patience
+from privacy.secure_aggregation.rostersum.coordinator import Coordinator, Patience, Stage
 from privacy.secure_aggregation.rostersum.coordinator_state import Ending, Standing, Step
 from privacy.secure_aggregation.rostersum.messages import Close, FromSite, Relayed
-from privacy.secure_aggregation.rostersum.terms import Terms
+from privacy.secure_aggregation.rostersum.terms import Churn, Terms
 
 if TYPE_CHECKING:
     from tasks.task import Task
@@ -54,10 +56,16 @@ _MOST_WAITING = 64 * 1024 * 1024
 _MOST_REASONS = 8
 """Broken rules that a submitter is told of at once."""
 
+_MOST_AT_ONCE = 128
+"""Messages that are taken in together, and share one fsync of the audit log; the loop turns before the next."""
+
 _EXPECT_SECONDS = 5.0
 """How long an upload waits for the message that announces it: the two travel in different streams."""
 
 Performed = SummedUpdates | SummedTotals | sums.Broken
+
+_Taken = tuple[sums.Event, tuple[sums.Effect, ...]]
+"""An event that the machine took, and what it wants done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Surroundings:
         post: Says something to a site by its name; lost when the site is not here.
         feed: Tells the job's run of an event.
         keep: Returns once this standing is durable, and not before.
+        record: Returns once these entries are durable in the coordinator's audit log, and not before.
         perform: Does this beside the loop, until the disk takes it.
         tidy: Does this beside the loop, after what is performed.
     """
@@ -75,6 +84,7 @@ class Surroundings:
     post: Callable[[str, FromCoordinator], None]
     feed: Callable[[Event], None]
     keep: Callable[[bytes], Awaitable[None]]
+    record: Callable[[tuple[Entry, ...]], Awaitable[None]]
     perform: Callable[[Callable[[], Performed]], Awaitable[Performed]]
     tidy: Callable[[Callable[[], None]], Coroutine[None, None, None]]
 
@@ -85,6 +95,15 @@ class _Begun:
 
     step: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a site said, and the bytes that it took."""
+
+    site: str
+    message: FromSite | Relayed
+    size: int
 
 
 class SealedSums:
@@ -100,6 +119,7 @@ class SealedSums:
         patience: How long the machine waits.
         folder: Where masked vectors lie, of this job alone.
         around: What is done for it.
+        needed: Sites without which a step that is summed in groups does not count: those of groups with a sum.
     """
 
     def __init__(
@@ -110,6 +130,7 @@ class SealedSums:
         patience: Patience,
         folder: Path,
         around: Surroundings,
+        needed: int,
     ) -> None:
         self.terms = Terms.decode(secured.terms)
         self._job = job
@@ -122,13 +143,17 @@ class SealedSums:
         self._around = around
         self._turns: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
         self._waiting = 0
+        self._batch: list[_Heard] | None = None
+        self._evidence = EvidenceLog(self.terms)
         self._seated: frozenset[str] = frozenset()
         self._expected: dict[str, BlobRef] = {}
         self._announced = asyncio.Condition()
-        self._awaited = Awaited(self.terms.n)
+        self._awaited = Awaited(self.terms)
+        self._needed = needed
         self._begun: _Begun | None = None
         self._opened: sums.Opened | None = None
         self._sums: dict[bytes, SummedUpdates | SummedTotals] = {}
+        self._given_up: list[sums.Failed] = []
         self._timer: asyncio.TimerHandle | None = None
         self._beside: set[asyncio.Task[None]] = set()
         self._sweep()
@@ -154,12 +179,17 @@ class SealedSums:
             log.exception("secure aggregation of job %s cannot go on", self._job)
             self._around.feed(NoSum(f"the coordinator failed at its secure aggregation ({type(bug).__name__}: {bug})"))
 
+    def _ask(self, turn: Callable[[], Awaitable[None]] | None) -> None:
+        """Has the task do this after all that was asked or said before."""
+        self._batch = None
+        self._turns.put_nowait(turn)
+
     def _put(self, event: sums.Event) -> None:
-        self._turns.put_nowait(partial(self._take, event))
+        self._ask(partial(self._take, event))
 
     def end(self) -> None:
         """Has the task end once it has done what was asked before."""
-        self._turns.put_nowait(None)
+        self._ask(None)
 
     # -------------------------------------------------------------------------------------------------- what happens
 
@@ -193,25 +223,54 @@ class SealedSums:
                 who=WhoActs.COORDINATOR,
             )
         self._waiting += len(content)
-        self._turns.put_nowait(partial(self._hear, site, message, len(content)))
+        if self._batch is None or len(self._batch) >= _MOST_AT_ONCE:
+            self._batch = []
+            self._turns.put_nowait(partial(self._hear, self._batch))
+        self._batch.append(_Heard(site, message, len(content)))
 
-    async def _hear(self, site: str, message: FromSite | Relayed, size: int) -> None:
-        self._waiting -= size
+    async def _hear(self, batch: list[_Heard]) -> None:
+        """Takes in what sites have said since the turn before; it is in the log before any of it has an effect."""
+        if self._batch is batch:
+            self._batch = None
         try:
-            await self._take(sums.Received(self._index[site], message))
+            entries: list[Entry] = []
+            outcomes = [self._received(sums.Received(self._index[each.site], each.message), entries) for each in batch]
+            await self._record(tuple(entries))
+            for heard, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, RemoteProtocolError):
+                    self._refuse(heard, outcome)
+                else:
+                    await self._follow(*outcome)
+            self._settle()
+        finally:
+            self._waiting -= sum(each.size for each in batch)
+
+    def _received(self, event: sums.Received, entries: list[Entry]) -> _Taken | RemoteProtocolError:
+        """What the machine wants done about a message; what is to be in the log before that is added to `entries`."""
+        try:
+            self._evidence.require_room(event.idx, event.message, self._machine.standing.r)
+            effects = self._machine.receive(event, asyncio.get_running_loop().time())
         except RemoteProtocolError as refused:
-            level = logging.ERROR if isinstance(refused, sums.ContradictionError) else logging.WARNING
-            log.log(level, "%s: %s", site, refused)
-            self._around.post(site, told(message.TAG.upper(), refused))
+            entries += self._evidence.refused(event, refused)
+            return refused
+        entries += self._evidence.passed(event, effects)
+        return event, effects
+
+    def _refuse(self, heard: _Heard, refused: RemoteProtocolError) -> None:
+        contradiction = isinstance(refused, sums.ContradictionError)
+        log.log(logging.ERROR if contradiction else logging.WARNING, "%s: %s", heard.site, refused)
+        if contradiction:
+            log.error("both messages are in the coordinator's audit log; to make them a proof:  parley audit proof")
+        self._around.post(heard.site, told(heard.message.TAG.upper(), refused))
 
     def perform(self, work: BeginSum | CloseSums) -> None:
         """What the run wants: a step is to be summed, or the job has ended."""
         match work:
             case BeginSum(start):
-                self._turns.put_nowait(partial(self._begin, start))
+                self._ask(partial(self._begin, start))
             case CloseSums(last):
                 self.seat(frozenset())  # the farewell brings CLOSE to all that are here, whether they took part or not
-                self._turns.put_nowait(partial(self._close, last))
+                self._ask(partial(self._close, last))
             case _:
                 assert_never(work)
 
@@ -239,7 +298,7 @@ class SealedSums:
             Exception: Whatever `write` raises.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns.put_nowait(partial(self._commit, write, done))
+        self._ask(partial(self._commit, write, done))
         await done
 
     async def _commit(self, write: Callable[[bytes | None], Awaitable[None]], done: asyncio.Future[None]) -> None:
@@ -263,6 +322,8 @@ class SealedSums:
         self._begun = None
         try:
             await self._take(sums.Close())
+            close = messages.sign(Close(self.terms.job_hash), self._private)
+            await self._record(tuple(e for send in last for e in self._evidence.said(close, self._index[send.site])))
         finally:
             for send in last:
                 self._around.post(send.site, farewell(self._job, self.terms, self._private))
@@ -290,20 +351,34 @@ class SealedSums:
             self._put(sums.Stored(self._index[site], payload))
 
     @property
-    def opened(self) -> SummedUpdates | SummedTotals | None:
-        """The sum that `SumOpened` told of; None before that, and for a step that sums nothing."""
-        return None if self._opened is None else self._sums[self._opened.sums[0].ctx]
+    def opened(self) -> tuple[SummedUpdates | SummedTotals, ...]:
+        """The sums that `SumOpened` told of, one or several of groups; none before that, or where nothing is summed."""
+        return () if self._opened is None else tuple(self._sums[each.ctx] for each in self._opened.sums)
 
     # ----------------------------------------------------------------------------------------------------- one event
 
     async def _take(self, event: sums.Event) -> None:
         effects = self._machine.receive(event, asyncio.get_running_loop().time())
+        await self._record(self._evidence.passed(event, effects))
+        await self._follow(event, effects)
+        self._settle(begun=isinstance(event, sums.Begin))
+
+    async def _record(self, entries: tuple[Entry, ...]) -> None:
+        if entries:
+            await self._around.record(entries)
+
+    async def _follow(self, event: sums.Event, effects: tuple[sums.Effect, ...]) -> None:
         self._awaited.note(event)
         for effect in effects:
-            await self._perform(effect, event)
+            await self._perform(effect)
+
+    def _settle(self, *, begun: bool = False) -> None:
+        """What follows once all effects are performed; `begun` is whether they are those of a step's beginning."""
+        if self._given_up and all(stage is Stage.IDLE for stage in self._machine.stages):
+            self._failed(at_once=begun)
         self._look()
 
-    async def _perform(self, effect: sums.Effect, event: sums.Event) -> None:
+    async def _perform(self, effect: sums.Effect) -> None:
         match effect:
             case sums.Persist(state):
                 await self._around.keep(state.encode())
@@ -317,11 +392,15 @@ class SealedSums:
                 self._stop_timer()
                 if at is not None:
                     self._timer = asyncio.get_running_loop().call_at(at, self._put, sums.TimeUp())
-            case sums.Opened():
+            case sums.Opened() if self._counts(effect):
                 self._opened = effect
                 self._tell()
-            case sums.Failed():
-                self._failed(effect, event)
+            case sums.Opened():
+                self._ask(partial(self._pass_over, effect))
+            case sums.Failed(r, detail=detail):
+                self._given_up.append(effect)
+                why = self._why(effect)
+                log.warning("job %s: a sum of round %d was given up: %s (%s)", self._job, r, why, detail)
             case sums.Suspect(dealer, holders):
                 names = ", ".join(self._names[idx] for idx in sorted(holders))
                 log.error("job %s: shares of %s that %s held are wrong", self._job, self._names[dealer], names)
@@ -357,33 +436,65 @@ class SealedSums:
             case sums.Broken():
                 self._put(done)
             case _:
-                self._sums = {work.ctx: done}
+                self._sums[work.ctx] = done
                 self._put(done.event)
 
     def _tell(self) -> None:
-        """Tells the run of the sum that is open, once the run is at its step: after a restart that comes later."""
-        if self._opened is not None and self._begun is not None:
-            (only,) = self._opened.sums  # no job asks for groups
-            members = frozenset(self._names[idx] for idx in only.members)
-            self._around.feed(SumOpened(self._begun.step, self._begun.attempt, members))
-
-    def _failed(self, failed: sums.Failed, event: sums.Event) -> None:
-        self._drop_round(failed.r)
-        who = ", ".join(self._names[idx] for idx in failed.who)
-        problem = f"{failed.reason.value}{who and ': '}{who}"
-        log.warning("job %s: the sum of round %d was given up: %s (%s)", self._job, failed.r, problem, failed.detail)
-        begun, self._begun = self._begun, None
-        if begun is None or failed.reason is sums.Reason.CLOSED:
+        """Tells the run of the sums that are open, once the run is at its step: after a restart that comes later."""
+        if self._opened is None or self._begun is None:
             return
-        if isinstance(event, sums.Begin):  # nobody could decline yet
+        given_up, self._given_up = self._given_up, []
+        members = frozenset(self._names[idx] for each in self._opened.sums for idx in each.members)
+        missing = tuple(
+            (self._names[idx], f"its group has no sum: {self._why(each)}") for each in given_up for idx in each.sites
+        )
+        self._around.feed(SumOpened(self._begun.step, self._begun.attempt, members, missing))
+
+    def _counts(self, opened: sums.Opened) -> bool:
+        """Whether a step that is summed in groups has enough sites in them, as the job's author asks."""
+        step = self._machine.standing.step
+        plan = None if step is None else self.terms.plan(step.plan_id)
+        return plan is None or not plan.group or sum(len(each.members) for each in opened.sums) >= self._needed
+
+    async def _pass_over(self, opened: sums.Opened) -> None:
+        """Ends a step that does not count: no model is made of what its groups' sums say."""
+        if self._machine.standing.closed:
+            return
+        given_up, self._given_up = self._given_up, []
+        begun, self._begun = self._begun, None
+        await self._around.keep(opened.state.encode())
+        self._drop_round(opened.r)
+        await self._take(sums.Committed(opened.r))
+        if begun is not None:
+            count = sum(len(each.members) for each in opened.sums)
+            self._give_up(begun, given_up, f"only {count} sites of {self._needed} are in groups that have a sum")
+
+    def _failed(self, *, at_once: bool) -> None:
+        """Ends a step of which no sum was opened; `at_once`: none could be, when it began."""
+        given_up, self._given_up = self._given_up, []
+        self._drop_round(given_up[0].r)
+        begun, self._begun = self._begun, None
+        if begun is None or any(each.reason is sums.Reason.CLOSED for each in given_up):
+            return
+        if at_once:  # nobody could decline yet
+            who = ", ".join(self._names[idx] for each in given_up for idx in each.who)
             self._around.feed(
                 NoSum(f"no sum is allowed without {who} (revoked, or without keys in common with another)")
             )
             return
-        broken = failed.reason is sums.Reason.CHECKS
-        self._stands(begun, failed.who, "")
-        problem = f"{problem} ({failed.detail})" if broken else problem
+        self._give_up(begun, given_up, "")
+
+    def _give_up(self, begun: _Begun, given_up: Sequence[sums.Failed], problem: str) -> None:
+        """Tells the run that its attempt has no sum that counts, with why each sum of it was given up."""
+        broken = any(each.reason is sums.Reason.CHECKS for each in given_up)
+        reasons = (f"{self._why(each)}{f' ({each.detail})' * (each.reason is sums.Reason.CHECKS)}" for each in given_up)
+        problem = "; ".join(dict.fromkeys(each for each in (problem, *reasons) if each))
+        self._stands(begun, {idx for each in given_up for idx in each.who}, "")
         self._around.feed(SumFailed(begun.step, begun.attempt, problem, broken))
+
+    def _why(self, failed: sums.Failed) -> str:
+        who = ", ".join(self._names[idx] for idx in failed.who)
+        return f"{failed.reason.value}{who and ': '}{who}"
 
     def _look(self) -> None:
         """Tells the run how far the sum has come, when that has changed."""
@@ -452,8 +563,13 @@ def agreed(job: Job, roster: Sequence[MembershipStatement], me: MembershipStatem
 def sealing_of(secured: Secured) -> Sealing:
     """What the run of a job must know of its terms."""
     terms = Terms.decode(secured.terms)
-    kinds = {kind: terms.plan(plans.plan_id(kind)) for kind in StepKind}
-    return Sealing(secured.terms, {kind: plan.m_min for kind, plan in kinds.items() if plan is not None})
+    kinds = {kind: plan for kind in StepKind if (plan := terms.plan(plans.plan_id(kind))) is not None}
+    cells = tuple(frozenset(terms.roster.members[idx].site for idx in cell) for cell in terms.cells)
+    return Sealing(
+        secured.terms,
+        {kind: plan.m_min for kind, plan in kinds.items()},
+        {kind: cells for kind, plan in kinds.items() if plan.churn is Churn.CELLS},
+    )
 
 
 def farewell(job: str, terms: Terms, private: Ed25519PrivateKey) -> Sealed:

@@ -22,7 +22,6 @@ from coordinator.attendance import Peer
 from coordinator.coordinator import Coordinator
 from coordinator.limits import CALLS, Limits
 from federation import codec, heap
-from federation.blobs import Incoming
 from federation.errors import (
     ConfigurationError,
     IdentityError,
@@ -34,7 +33,6 @@ from federation.errors import (
 from federation.greeting import Greeting
 from federation.messages import (
     PROTOCOL,
-    Bytes,
     DownloadRequest,
     EnrolmentRequest,
     Hello,
@@ -264,12 +262,12 @@ class _Service:
                         if not isinstance(chunk, UploadChunk):
                             raise RemoteProtocolError(f"{member.name} opened a second payload in one stream")
                         moved(len(chunk.content))
-                        await _appended(incoming, chunk.content)
+                        await incoming.append(chunk.content)
                         del request, chunk  # however long the next one takes to come
                     if member.role is Role.SITE:
-                        await asyncio.to_thread(incoming.finish)  # it may have to reach the disk
+                        await incoming.finish()
                     else:
-                        incoming.finish()  # two operators may send one model: no other call comes between
+                        incoming.finish_at_once()  # two operators may send one model: no other call comes between
                     self._conductor.stored(member.name, opened)
                     yield codec.encode_upload_reply(UploadStored())
                 finally:
@@ -293,16 +291,6 @@ class _Service:
 async def _greet(context: Context) -> None:
     greeting = Greeting(PROTOCOL, _SOFTWARE, time.time())
     await context.send_initial_metadata(greeting.entries())
-
-
-async def _appended(incoming: Incoming, content: Bytes) -> None:
-    """Adds a chunk in another thread: to hash it takes as long as to move it. One that has come is kept in any case."""
-    adding = asyncio.ensure_future(asyncio.to_thread(incoming.append, content))
-    try:
-        await asyncio.shield(adding)
-    except asyncio.CancelledError:  # the line was cut: the site goes on behind what came
-        await adding
-        raise
 
 
 async def _first(requests: AsyncIterator[bytes], member: MembershipStatement) -> bytes:

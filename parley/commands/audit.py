@@ -17,7 +17,7 @@ from federation.audit import Entry, Verdict
 from federation.errors import ConfigurationError, RemoteProtocolError, StorageError, WhoActs
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, moment
 
-__all__ = ["app", "say"]
+__all__ = ["app", "digest_of", "say"]
 
 app = typer.Typer(no_args_is_help=True, help="The log that a site or the coordinator keeps of all that was signed.")
 
@@ -48,7 +48,7 @@ def verify(
     The chain shows what was changed, removed or moved. It cannot show lines cut off at its end, or a log written anew:
     note the head and its line somewhere else now and then, and give them back with --head and --at.
     """
-    noted = _digest(head, at)
+    noted = digest_of(head, at)
     path = _own(log, home_)
     with _bar(path, quiet=as_json) as progress:
         verdict = audit.verify(path, noted, progress)
@@ -63,7 +63,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _digest(head: str, at: int) -> bytes | None:
+def digest_of(head: str, at: int = 0) -> bytes | None:
     """The digest that was noted; None if none is given.
 
     Raises:

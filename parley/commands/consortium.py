@@ -13,6 +13,7 @@ from rich.table import Table
 
 from federation.errors import ConfigurationError, IdentityError, ParleyError, UnreachableError, WhoActs
 from federation.messages import ApproveEnrolment, EnrolmentRequest, ListPending, Pending, PublishRevocations, Role
+from parley.commands.cells import cells
 from parley.dialling import ask
 from parley.homes import Consortium, ConsortiumHome, Home, coordinator_request
 from parley.terminal import HomeOption, JsonOption, console, emit, errors, home, moment
@@ -21,6 +22,7 @@ from privacy import identity
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="The consortium's root key, members and invitations (administrator).")
+app.command("cells")(cells)
 
 PassphraseFile = Annotated[
     Path | None,

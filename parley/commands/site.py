@@ -40,7 +40,7 @@ from privacy.secure_aggregation.rostersum.site_events import Clock, ReTable
 if TYPE_CHECKING:
     from client.summing import Sealing
 
-__all__ = ["app", "approved", "door", "install", "join_as", "read_policy", "sealing"]
+__all__ = ["app", "approved", "door", "install", "join_as", "only_agent", "read_policy", "sealing"]
 
 app = typer.Typer(no_args_is_help=True, help="Join a consortium, register data, attend (hospital or bank).")
 dataset = typer.Typer(no_args_is_help=True, help="The data sets that this site may use; they stay where they are.")
@@ -49,8 +49,6 @@ app.add_typer(dataset, name="dataset")
 log = logging.getLogger("parley.site")
 
 _POLICY = "policy.toml"
-_VAULT, _WITNESS = "vault.db", "vault.count"
-"""A site's durable state of secure aggregation, and the file beside it that counts its changes."""
 
 app.command("service")(site_service)
 
@@ -149,9 +147,6 @@ def attend(
         str, typer.Option(help="http://[user:password@]host:port of a proxy to dial through.", show_default=False)
     ] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
-    restored: Annotated[
-        bool, typer.Option("--restored", help="This site's vault is an older copy, and what it lacks was re-entered.")
-    ] = False,
     home_: HomeOption = None,
 ) -> None:
     """Attends until it is told to end. It only dials out, and comes back by itself after every cut."""
@@ -164,14 +159,18 @@ def attend(
     read_policy(member)
     if not DataSets(member.folder).list():
         log.warning("no data set is registered here yet: parley site dataset add NAME PATH")
-    with _only_agent(member.folder), contextlib.suppress(asyncio.CancelledError):
-        run(_attend(member, proxy, restored=restored))
+    with only_agent(member.folder), contextlib.suppress(asyncio.CancelledError):
+        run(_attend(member, proxy))
     log.info("ended")
 
 
 @contextlib.contextmanager
-def _only_agent(folder: Path) -> Iterator[None]:
-    """Holds the site's folder: two agents would close one another's streams and delete one another's work."""
+def only_agent(folder: Path) -> Iterator[None]:
+    """Holds the site's folder: two agents would close one another's streams and delete one another's work.
+
+    Raises:
+        StorageError: An agent runs, or a command decides something for it.
+    """
     with (folder / "agent.lock").open("a+b") as lock:
         try:
             if sys.platform == "win32":
@@ -184,7 +183,8 @@ def _only_agent(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as taken:
             raise StorageError(
-                f"another agent of this site runs already, with the folder {folder}", fix="let that one run, or end it"
+                f"another agent of this site runs already, with the folder {folder}",
+                fix="let that one run; or end it, do this, and start it again",
             ) from taken
         yield
 
@@ -194,24 +194,25 @@ def sealing(folder: Path, own: Identity, *, restored: bool = False) -> "Iterator
     """A site's protocol key with its vault and its audit log, open in this process and in no other.
 
     Raises:
-        StorageError: Another process has them open, they are damaged, the vault is an older copy, or the disk refuses.
+        StorageError: Another process has them open, they are damaged, the vault is an older copy (but not if it is
+            `restored`), or the disk refuses.
     """
     from client.summing import Sealing
-    from client.vault import Vault
+    from client.vault import Vault, vault_in, witness_in
 
     name = audit.LogName(own.statement.name, own.statement.role.value)
     with (
-        Vault(folder / _VAULT, folder / _WITNESS, restored=restored) as vault,
+        Vault(vault_in(folder), witness_in(folder), restored=restored) as vault,
         audit.AuditLog(folder / audit.FILE, name, time.time()) as log_,
     ):
         yield Sealing(own.keys.protocol, vault, log_)
 
 
-async def _attend(member: MemberHome, proxy: str, *, restored: bool) -> None:
+async def _attend(member: MemberHome, proxy: str) -> None:
     from client.agent import Agent
 
     own = member.load()
-    with sealing(member.folder, own, restored=restored) as sealed:
+    with sealing(member.folder, own) as sealed:
         agent = Agent(
             member.folder,
             line(member, proxy),
@@ -259,6 +260,77 @@ def resume_job(
     """Lets one job go on that waits for you: under secure aggregation, after rounds that ended badly at this site."""
     resumption.resume_job(_own(home_), job)
     console.print(f"The agent of this site lets {job} go on within a second, if it waits for you.")
+
+
+# ------------------------------------------------------------------------- what only the site's administrator grants
+
+FamilyArgument = Annotated[str, typer.Argument(help="The data family, as the refusal names it.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask; what it exposes has been read.")]
+
+
+@app.command()
+def recell(
+    family: FamilyArgument,
+    cell: Annotated[str, typer.Option(help="The new cell's digest, as the refusal of a job names it.")],
+    yes: YesOption = False,
+    home_: HomeOption = None,
+) -> None:
+    """Lets a data family be summed over another cell of sites. The agent must not run.
+
+    Exact sums over the old cell can then be subtracted from those over the new one: first it says whom that exposes.
+    """
+    from parley.commands import site_decisions
+
+    site_decisions.recell(home(home_).site, family, cell, yes=yes)
+
+
+@app.command()
+def answer(
+    family: FamilyArgument,
+    plan: Annotated[str, typer.Option(help="The statistic's digest, as the refusal of a job names it.")],
+    yes: YesOption = False,
+    home_: HomeOption = None,
+) -> None:
+    """Lets a data family answer one more exact statistic than the few that are free. The agent must not run.
+
+    Each further exact sum over the same records tells more of them.
+    """
+    from parley.commands import site_decisions
+
+    site_decisions.answer(home(home_).site, family, plan, yes=yes)
+
+
+@app.command()
+def restore(
+    head: Annotated[
+        str, typer.Option(help="A head of the audit log noted elsewhere: it must stand in it.", show_default=False)
+    ] = "",
+    yes: YesOption = False,
+    home_: HomeOption = None,
+) -> None:
+    """Gives a vault put back from a backup what it lacks, from the audit log, so that the site may run again.
+
+    The newest audit log must be here: what it does not show is lost. Jobs that were under way end for this site.
+    """
+    from parley.commands import site_decisions
+
+    site_decisions.restore(home(home_).site, head, yes=yes)
+
+
+@app.command()
+def witness(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder on another disk, which backups leave out.", show_default=False)
+    ] = None,
+    home_: HomeOption = None,
+) -> None:
+    """Shows where the changes of this site's vault are counted, or has them counted elsewhere. The agent must not run.
+
+    The count notices an older vault put back, unless it is put back with it: keep it on another disk.
+    """
+    from parley.commands import site_decisions
+
+    site_decisions.witness(home(home_).site, folder)
 
 
 def _own(home_: Path | None) -> Path:
@@ -375,7 +447,7 @@ def accept_dataset(
     with errors.status(f"Reading {name} ..."):
         version = tables.version(readers.read(DataSets(member.folder).get(name)))
     change = ReTable(rules.secure_aggregation.family(name), version, rows_changed)
-    with _only_agent(member.folder), sealing(member.folder, own) as held:
+    with only_agent(member.folder), sealing(member.folder, own) as held:
         tables.accept(held, floor(rules, (), own.revocations), change, Clock(time.time(), time.monotonic()))
     console.print(f"[bold]{name}[/]: exact sums of new jobs read its present version.")
 

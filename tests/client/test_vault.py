@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.vault import Vault
+from client.vault import Vault, keep_witness, vault_in, witness_in
 from federation.errors import LocalProtocolError, StorageError
 from privacy.secure_aggregation.rostersum.durable import Charge, Durable, Family, Job, Point, Record
 from privacy.secure_aggregation.rostersum.messages import Share
@@ -324,7 +324,7 @@ def test_an_older_copy_is_refused(place: tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_an_older_copy_is_taken_at_the_administrators_word(place: tuple[Path, Path], tmp_path: Path) -> None:
-    """Once: from then on it is the newest, and the state that it replaced is the older one."""
+    """With what it lacked, once: from then on it is the newest, and the state that it replaced is the older one."""
     with Vault(*place) as vault:
         vault.persist(persist(OLD))
     put_back = copied(place, tmp_path / "backup")
@@ -334,10 +334,91 @@ def test_an_older_copy_is_taken_at_the_administrators_word(place: tuple[Path, Pa
     put_back()
     with Vault(*place, restored=True) as vault:
         assert vault.durable == OLD
-    assert kept(place) == (OLD, ())
+        vault.reenter(NEW, (CHARGE, replace(CHARGE, r=1)))
+        assert vault.durable == NEW
+        vault.persist(persist(NEW, replace(CHARGE, r=2)))
+    assert kept(place) == (NEW, tuple(replace(CHARGE, r=r) for r in (CHARGE.r, 1, 2)))
     newest()
-    with pytest.raises(StorageError, match="it has 2 changes where its witness has counted 3"):
+    with pytest.raises(StorageError, match="it has 2 changes where its witness has counted 5"):
         Vault(*place)
+
+
+def test_an_older_copy_serves_nobody_before_it_has_what_it_lacks(
+    place: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened with the administrator's word and closed, cut, or refused by its disk, it is an older copy as before."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    put_back = copied(place, tmp_path / "backup")
+    with Vault(*place) as vault:
+        vault.persist(persist(NEW))
+    put_back()
+    with (
+        Vault(*place, restored=True) as vault,
+        pytest.raises(LocalProtocolError, match="was to serve before it had what it lacks"),
+    ):
+        vault.persist(persist(OLD))
+    for writes in range(7):
+        with Vault(*place, restored=True) as vault:
+            whole = vault._connection
+            vault._connection = Cutting(whole, writes)  # type: ignore[assignment] # a fake of the part that is used
+            with pytest.raises(Cut):
+                vault.reenter(NEW, (CHARGE,))
+            if whole.in_transaction:
+                whole.execute("ROLLBACK")
+            vault._connection = whole
+        with pytest.raises(StorageError, match="may be an older copy"):
+            Vault(*place)
+    with monkeypatch.context() as patch:
+        patch.setattr("client.vault._Count.update", lambda *_: (_ for _ in ()).throw(Cut))
+        with Vault(*place, restored=True) as vault, pytest.raises(Cut):
+            vault.reenter(NEW, (CHARGE,))
+    assert kept(place) == (NEW, (CHARGE,))  # it was durable, and only its count was not
+
+
+# --------------------------------------------------------------------------------------------------------- the places
+
+
+def test_changes_are_counted_on_another_disk(tmp_path: Path) -> None:
+    """From the move on, also after a restart; the old count is gone, and a home put back whole is noticed."""
+    home, disk = tmp_path / "home", tmp_path / "disk" / "site"
+    assert witness_in(home) == home / "vault.count"
+    with Vault(vault_in(home), witness_in(home)) as vault:
+        vault.persist(persist(OLD))
+    assert keep_witness(home, disk) == witness_in(home) == disk / "vault.count"
+    assert keep_witness(home, disk) == disk / "vault.count"
+    assert not (home / "vault.count").exists()
+    shutil.copytree(home, tmp_path / "backup")
+    with Vault(vault_in(home), witness_in(home)) as vault:
+        vault.persist(persist(NEW))
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "backup", home)
+    with pytest.raises(StorageError, match="it has 1 changes where its witness has counted 2"):
+        Vault(vault_in(home), witness_in(home))
+
+
+def test_a_disk_that_is_not_there_stops_the_site(tmp_path: Path) -> None:
+    """Nothing is counted anew."""
+    home = tmp_path / "home"
+    Vault(vault_in(home), witness_in(home)).close()
+    keep_witness(home, tmp_path / "disk")
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match=r"its witness .*disk/vault.count is missing"):
+        Vault(vault_in(home), witness_in(home))
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_count_is_not_moved_over_another_sites(tmp_path: Path) -> None:
+    """Nor is one made up where there is none."""
+    home, other = tmp_path / "home", tmp_path / "other"
+    with pytest.raises(StorageError, match=r"home/vault.count, which counts .* is not there"):
+        keep_witness(home, tmp_path / "disk")
+    for each in (home, other):
+        Vault(vault_in(each), witness_in(each)).close()
+    with pytest.raises(StorageError, match=r"other/vault.count is another site's"):
+        keep_witness(home, other)
+    assert witness_in(home) == home / "vault.count"
+    Vault(vault_in(home), witness_in(home)).close()
 
 
 def test_a_lost_state_is_not_begun_anew(place: tuple[Path, Path]) -> None:
@@ -375,7 +456,7 @@ def test_a_missing_or_foreign_witness_is_refused(place: tuple[Path, Path], tmp_p
     with pytest.raises(StorageError, match=r"may be an older copy: its witness .*/vault.count is missing"):
         Vault(*place)
     with Vault(*place, restored=True) as vault:
-        assert vault.durable == OLD
+        vault.reenter(OLD, ())
     assert kept(place) == (OLD, ())
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Serving = Callable[..., AbstractAsyncContextManager[Running]]
 Sites = Callable[..., Site]
 
-RULES = policy.parse(policy.EXAMPLE, "policy.toml")
+RULES = policy.parse(policy.example(plain=True), "policy.toml")
 
 
 @pytest.fixture

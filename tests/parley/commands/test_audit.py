@@ -17,7 +17,7 @@ from parley.commands import audit
 from parley.terminal import exit_code
 from privacy.secure_aggregation.rostersum.evidence import Evidence, Suspicion, contradiction
 from privacy.secure_aggregation.rostersum.logged import Logged, evidence_entry, message_entry, terms_entry
-from privacy.secure_aggregation.rostersum.messages import Outcome, Result, RoundStart, sign
+from privacy.secure_aggregation.rostersum.messages import Open, Outcome, Result, RoundStart, sign
 from tests.parley.commands.calls import refused, run
 from tests.privacy.secure_aggregation.rostersum.conftest import consortium_of
 
@@ -255,6 +255,25 @@ def test_a_broken_log_is_shown_as_far_as_it_is_whole(logs: Logs) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- proof
+
+
+def test_the_coordinators_own_log_is_found_in_its_home_and_convicts_a_site(tmp_path: Path) -> None:
+    """The same three commands, with no log named: it tells from whom it heard what, and proves two OPENs of a round."""
+    home = Logs(tmp_path / "hub")
+    other = replace(start(), a=1, model_hash=OTHER)
+    starts = [sign(each, STUDY.coordinator) for each in (start(), other)]
+    opens = [sign(Open(each.ctx, 2, H, H), STUDY.sites[2]) for each in starts]
+    heard = (message_entry(Logged.RECEIVED, each, 2) for each in opens)
+    said = (message_entry(Logged.SENT, each, 0) for each in starts)
+    home.add(terms_entry(STUDY.terms), *said, *heard, role="coordinator")
+    assert "(coordinator)" in run("audit", "verify", "--home", home.home).stdout
+    shown = run("audit", "show", "--home", home.home).stdout
+    assert "sent to site 0: ROUND_START, " in shown
+    assert "received from site 2: OPEN, " in shown
+    (path,) = told("audit", "proof", "--home", home.home, "--to", tmp_path / "proofs")["files"]
+    done = run("audit", "proof", "--check", path)
+    assert "PROVEN: one key signed OPENs of two attempts at one round by one site." in done.stdout
+    assert "The file says site 2 (s2 of org2)" in done.stdout
 
 
 def test_a_log_without_contradiction_accuses_nobody(logs: Logs) -> None:

@@ -167,7 +167,9 @@ def test_a_sites_vault_and_log_are_opened_once(home: Path, consortium: Consortiu
     (member.folder / "vault.count").unlink()
     with pytest.raises(StorageError, match="its witness"), sealing(member.folder, own):
         pass
-    with sealing(member.folder, own, restored=True):
+    with sealing(member.folder, own, restored=True) as held:
+        held.vault.reenter(held.vault.durable, ())
+    with sealing(member.folder, own):
         pass
 
 
@@ -214,7 +216,8 @@ def test_the_policy_is_shown(home: Path) -> None:
     assert "minimum_sites = 2" in told
     assert "  [secure_aggregation]\n  colluding_sites = 1\n" in told
     assert "rosters = ['signed']" in told
-    assert json.loads(run("site", "policy", "--json", "--home", home).stdout)["allow_plain_aggregation"] is True
+    assert "rows_of_each_class = 5" in told
+    assert json.loads(run("site", "policy", "--json", "--home", home).stdout)["allow_plain_aggregation"] is False
 
 
 @pytest.mark.parametrize(
