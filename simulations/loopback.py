@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -198,11 +198,6 @@ class _Item:
     act: Callable[[], None] = field(compare=False)
     stands: Callable[[], bool] = field(compare=False)
     timer: bool = field(compare=False)
-
-
-@lru_cache(maxsize=8192)
-def _decode(content: bytes) -> Message:
-    return messages.decode(content)
 
 
 class Loopback:
@@ -561,7 +556,7 @@ class Loopback:
 
     def _send(self, sender: int, receiver: int, message: Message) -> None:
         site = receiver if sender == COORDINATOR else sender
-        self._carry(Parcel(sender, receiver, _encode(message)), site, self._arrived)
+        self._carry(Parcel(sender, receiver, messages.encode(message)), site, self._arrived)
 
     def _carry(self, parcel: Parcel, site: int, arrived: Callable[[Parcel], None]) -> None:
         """Parcels of a line that was cut since are lost."""
@@ -576,7 +571,7 @@ class Loopback:
 
     def _arrived(self, parcel: Parcel) -> None:
         try:
-            message = _decode(parcel.content)
+            message = messages.decode(parcel.content)
         except ParleyError as refused:
             self.refusals.append((parcel.receiver, refused))
             if parcel.receiver != COORDINATOR:
@@ -613,8 +608,3 @@ class Loopback:
 
 def _reader(content: bytes) -> Source:
     return lambda start, count: content[start : start + count]
-
-
-@lru_cache(maxsize=8192)
-def _encode(message: Message) -> bytes:
-    return messages.encode(message)

@@ -117,11 +117,11 @@ def _newton(points: Mapping[int, int]) -> tuple[_Polynomial, _Polynomial]:
 
 
 def _value(polynomial: Sequence[int], x: int) -> int:
-    """The polynomial's value at x, by Horner's rule."""
+    """The polynomial's value at x, by Horner's rule; x is so small that one division at the end is the least work."""
     value = 0
     for coefficient in reversed(polynomial):
-        value = (value * x + coefficient) % PRIME
-    return value
+        value = value * x + coefficient
+    return value % PRIME
 
 
 def _plus(left: _Polynomial, right: _Polynomial, factor: int) -> _Polynomial:

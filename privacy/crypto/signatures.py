@@ -1,5 +1,7 @@
 """Ed25519 signatures over canonical statements, verified strictly, and the keys for which anybody can sign."""
 
+from functools import lru_cache
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -46,10 +48,16 @@ def verify(vk: bytes, signature: bytes, kind: str, *fields: Field) -> bool:
     """
     stated = statement(kind, *fields)
     try:
-        Ed25519PublicKey.from_public_bytes(vk).verify(signature, stated)
+        _public(vk).verify(signature, stated)
     except (InvalidSignature, ValueError):  # ValueError: the key has another length
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def _public(vk: bytes) -> Ed25519PublicKey:
+    """The key, decoded once: a roster's keys are used in every round."""
+    return Ed25519PublicKey.from_public_bytes(vk)
 
 
 def refuse_weak_key(vk: bytes) -> None:

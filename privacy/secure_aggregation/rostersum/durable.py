@@ -26,7 +26,7 @@ from privacy.secure_aggregation.rostersum.fields import (
 from privacy.secure_aggregation.rostersum.messages import Share
 from privacy.secure_aggregation.rostersum.terms import Plan, Terms
 
-__all__ = ["Charge", "Durable", "Family", "Job", "Point", "Record", "Rounds", "Tombstone"]
+__all__ = ["MOST_DECLINES", "Charge", "Durable", "Family", "Job", "Point", "Record", "Rounds", "Tombstone"]
 
 _Flag = Annotated[int, Unsigned(1)]
 _MaybeHash = Annotated[bytes, Octets((0, 32))]
@@ -85,7 +85,6 @@ class Job:
         last_r: Round of the last F3; (0, 0) before the first.
         opened_r: Round of the last F4, 0 before the first.
         burned: Rounds opened here since one ended well.
-        declines: Declines because of data.
         suspended: Whether the job waits for the administrator.
     """
 
@@ -103,7 +102,6 @@ class Job:
     record: Record | None = None
     rounds: tuple[Rounds, ...] = ()
     burned: Small = 0
-    declines: Small = 0
     suspended: _Flag = 0
 
     @property
@@ -161,6 +159,10 @@ class Tombstone:
     opened_r: Count
 
 
+MOST_DECLINES = 3
+"""Declines because of data, each of which tells one bit, before a family's administrator is asked (8.6)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What all jobs on one data family have in common (8.4, S3, S5).
@@ -169,12 +171,24 @@ class Family:
         pin: Digest of the cell that this family's exact sums are over; empty before the first.
         table: Digest of the table version that exact statistics and evaluations read; empty before the first.
         plans: Digests of the exact statistics asked so far.
+        declines: Rounds declined because of data, in all jobs, since the administrator last looked.
     """
 
     name: str
     pin: _MaybeHash = b""
     table: _MaybeHash = b""
     plans: tuple[Hash, ...] = ()
+    declines: Small = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether its administrator must look before another question is answered, in any job."""
+        return self.declines >= MOST_DECLINES
+
+    @property
+    def why(self) -> str:
+        """Why its administrator must look."""
+        return f"{self.declines} rounds on {self.name} were declined because of this site's data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +252,7 @@ class Durable:
         except (ValueError, RemoteProtocolError, LocalProtocolError) as wrong:
             raise StorageError(
                 f"the stored state of secure aggregation cannot be read: {wrong}",
-                fix="restore the store, then re-enter pins, plan hashes and ledger from the audit log before it serves",
+                fix="put the vault's newest copy back; if it is an older one, run: parley site restore",
             ) from None
         return durable
 

@@ -11,9 +11,11 @@ X | Y (dataclasses with a TAG each)  ->  whichever the tag names
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from math import isfinite
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -220,12 +222,13 @@ def pack(value: object) -> tuple[Field, ...]:
         ValueError: A field holds what its annotation does not allow; it is named.
     """
     kind = type(value)
-    tag = _tag(kind)
-    packed: list[Field] = [] if tag is None else [tag]
-    for name, form in _forms(kind):
+    layout = _layout(kind)
+    packed: list[Field] = [*layout.lead]
+    for write, held in zip(layout.writers, layout.values(value), strict=True):
         try:
-            packed.append(form.write(getattr(value, name)))
+            packed.append(write(held))
         except ValueError as wrong:
+            name = layout.names[len(packed) - len(layout.lead)]
             raise ValueError(f"{kind.__name__}.{name}: {wrong}") from None
     return tuple(packed)
 
@@ -237,18 +240,17 @@ def unpack(kind: type[T], content: object) -> T:
         ValueError: There is none.
         ParleyError: The class itself refuses such a value.
     """
-    tag = _tag(kind)
-    lead = () if tag is None else (tag,)
-    forms = _forms(kind)
-    if not isinstance(content, tuple) or len(content) != len(lead) + len(forms) or content[: len(lead)] != lead:
-        raise ValueError(f"{len(lead) + len(forms)} fields of a {kind.__name__} are expected")
-    read: dict[str, Any] = {}
-    for (name, form), field in zip(forms, content[len(lead) :], strict=True):
+    layout = _layout(kind)
+    lead, expected = layout.lead, len(layout.lead) + len(layout.names)
+    if not isinstance(content, tuple) or len(content) != expected or content[: len(lead)] != lead:
+        raise ValueError(f"{expected} fields of a {kind.__name__} are expected")
+    values: list[Any] = []
+    for read, field in zip(layout.readers, content[len(lead) :], strict=True):
         try:
-            read[name] = form.read(field)
+            values.append(read(field))
         except ValueError as wrong:
-            raise ValueError(f"{kind.__name__}.{name}: {wrong}") from None
-    return kind(**read)
+            raise ValueError(f"{kind.__name__}.{layout.names[len(values)]}: {wrong}") from None
+    return kind(*values)
 
 
 def _tag(kind: type) -> str | None:
@@ -256,15 +258,43 @@ def _tag(kind: type) -> str | None:
     return tag
 
 
-_KNOWN: dict[type, tuple[tuple[str, Form], ...]] = {}
-"""Each class's fields and their forms, read from its annotations once."""
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a class is packed: its TAG where it has one, and of each field its name, its value and its form."""
+
+    lead: tuple[str, ...]
+    names: tuple[str, ...]
+    values: Callable[[object], tuple[Any, ...]]
+    writers: tuple[Callable[[Any], Field], ...]
+    readers: tuple[Callable[[Any], Any], ...]
 
 
-def _forms(kind: type) -> tuple[tuple[str, Form], ...]:
-    if kind not in _KNOWN:
+_KNOWN: dict[type, _Layout] = {}
+"""Each class's layout, read from its annotations once: every message of a round is packed by one."""
+
+
+def _layout(kind: type) -> _Layout:
+    layout = _KNOWN.get(kind)
+    if layout is None:
         hints = get_type_hints(kind, include_extras=True)
-        _KNOWN[kind] = tuple((each.name, _form(hints[each.name])) for each in fields(kind))
-    return _KNOWN[kind]
+        names = tuple(each.name for each in fields(kind))
+        forms = tuple(_form(hints[name]) for name in names)
+        tag = _tag(kind)
+        layout = _KNOWN[kind] = _Layout(
+            lead=() if tag is None else (tag,),
+            names=names,
+            values=_getter(names),
+            writers=tuple(form.write for form in forms),
+            readers=tuple(form.read for form in forms),
+        )
+    return layout
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+    """The values of all these attributes; `attrgetter` gives a tuple of two or more only."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 def _form(hint: Any) -> Form:

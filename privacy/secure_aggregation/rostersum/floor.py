@@ -8,15 +8,29 @@ from privacy.secure_aggregation.rostersum.durable import Charge, Durable, Family
 from privacy.secure_aggregation.rostersum.rules import Broken, Rule
 from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Plan, Terms, TrainCodec, Weighting
 
-__all__ = ["EXACT_PLANS", "Data", "Floor", "Ledger", "exact_refusals", "job_refusals", "too_many_evaluations"]
+__all__ = [
+    "EXACT_PLANS",
+    "ROWS_OF_EACH_CLASS",
+    "Data",
+    "Floor",
+    "Ledger",
+    "exact_refusals",
+    "job_refusals",
+    "too_many_evaluations",
+]
 
 EXACT_PLANS = 8
 """S3: distinct exact statistics that one data family answers, ever."""
 
-_ROWS_OF_A_CLASS = 5
-"""S1: rows of each class without which a site does not join."""
+ROWS_OF_EACH_CLASS = 5
+"""S1: rows of each class without which a site does not join, unless its own file says another number."""
 
 _ASK = "ask this site's administrator whether the floor may change"
+_CLASS_FIX = (
+    "do not join, or join with more data; or this site's administrator may lower rows_of_each_class in the policy's "
+    "[secure_aggregation], and gives away by it that whoever knows the other sites' counts of a class learns that a "
+    "handful of rows of it, or none, are here"
+)
 
 
 class Ledger(Protocol):
@@ -58,6 +72,10 @@ class Floor:
         families: Data families that may be read.
         churns: Kinds of sums, and who may be missing from each.
         rows_min: The least that a plan's `rows_min` may be.
+        rows_asked_most: The most rows that a plan may ask for, where that is more than `rows_min`: this site's number
+            is compared with no larger one. Who may choose what it is compared with, job by job, finds it by halving.
+        rows_of_each_class: Rows of each class that this site must have to join (S1). It is of this site's table alone,
+            so no plan names it and no message tells it.
         allow_open: Whether sums may be such that subtracting them shows this site's update.
         declared: This site's public weight, for plans of weighting "declared".
         exact_plans: Distinct exact statistics of one family.
@@ -74,6 +92,8 @@ class Floor:
         {(Kind.TRAIN, Churn.CELLS), (Kind.STAT, Churn.CELLS), (Kind.EVAL, Churn.CELLS)}
     )
     rows_min: int = 10
+    rows_asked_most: int = 10
+    rows_of_each_class: int = ROWS_OF_EACH_CLASS
     allow_open: bool = False
     declared: int = 1
     exact_plans: int = EXACT_PLANS
@@ -109,9 +129,25 @@ class Floor:
         if plan.rows_min < self.rows_min:
             problem = f"{name}: rows_min = {plan.rows_min}, this site asks for {self.rows_min}"
             yield Broken(Rule.FLOOR_ROWS, problem, _ASK)
+        if not self.answers(plan):
+            problem = (
+                f"{name}: asks for {_rows_asked(plan)} rows or more; here no job may ask for that (rows_asked_most)"
+            )
+            yield Broken(Rule.FLOOR_ROWS, problem, _ASK)
+
+    def answers(self, plan: Plan) -> bool:
+        """Whether this site compares its rows with the number that the plan asks for."""
+        return _rows_asked(plan) <= max(self.rows_min, self.rows_asked_most)
 
 
 _Found: TypeAlias = Iterator[Broken]
+
+
+def _rows_asked(plan: Plan) -> int:
+    """The largest number with which a site's rows are compared before it joins."""
+    if isinstance(plan.codec, TrainCodec) and plan.codec.weighting is Weighting.RECORDS:
+        return max(plan.rows_min, plan.codec.w_min)
+    return plan.rows_min
 
 
 def job_refusals(
@@ -151,14 +187,16 @@ def _affordable(terms: Terms, plan: Plan, data: Data, ledger: Ledger | None) -> 
 
 
 def _data(floor: Floor, plan: Plan, data: Data) -> _Found:
+    if not floor.answers(plan):
+        return  # not even by another refusal
     name = f"plan {plan.plan_id}"
     rows = data.test_rows if plan.kind is Kind.EVAL else data.rows
     if rows < plan.rows_min:
         problem = f"{name}: this site has too few rows (fewer than {plan.rows_min})"
         yield Broken(Rule.DATA_ROWS, problem, "do not join, or join with more data")
-    if data.rarest is not None and data.rarest < _ROWS_OF_A_CLASS:
-        problem = f"{name}: a class has fewer than {_ROWS_OF_A_CLASS} rows here"
-        yield Broken(Rule.DATA_CLASSES, problem, "do not join, or join with more data")
+    if data.rarest is not None and data.rarest < floor.rows_of_each_class:
+        problem = f"{name}: a class has fewer than {floor.rows_of_each_class} rows here"
+        yield Broken(Rule.DATA_CLASSES, problem, _CLASS_FIX)
     if isinstance(plan.codec, TrainCodec):
         weights = {Weighting.UNIFORM: plan.codec.w_max, Weighting.DECLARED: floor.declared, Weighting.RECORDS: rows}
         if weights[plan.codec.weighting] < plan.codec.w_min:

@@ -103,7 +103,7 @@ def _epoch(message: Train | RoundStart, view: View) -> None:
 
 
 def _suspended(_: Train, view: View) -> None:
-    if view.job.suspended:
+    if view.job.suspended or view.family.waits:
         raise GuardError(Code.E_STATE, "the job waits for this site's administrator")
 
 

@@ -54,7 +54,8 @@ class KeyBook:
         Its own keys are among them: were they not its own, it would learn that another process holds its identity.
         """
         keys = tuple(keys for _, keys in sorted(self._keys.items()))
-        return (*keys, *(encaps for (_, hi), encaps in sorted(self._encaps.items()) if hi == idx))
+        lower = ((lo, idx) for lo in range(idx))
+        return (*keys, *(self._encaps[pair] for pair in lower if pair in self._encaps))
 
     def unsettled(self, sites: Collection[int]) -> frozenset[Pair]:
         """The pairs among these sites that cannot have a root yet, since the ENCAPS between them has not come."""

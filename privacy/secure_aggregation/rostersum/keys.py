@@ -64,8 +64,8 @@ class SiteKeys:
         """The digest of the members' keys as this site knows them; None where it has no root with one of them."""
         if not set(members) - {self._idx} <= self._roots.keys():
             return None
-        known = {**{idx: keys.digest for idx, keys in self._peers.items()}, self._idx: self.mine.digest}
-        return keyset(tuple((idx, known[idx]) for idx in members))
+        known = {**self._peers, self._idx: self.mine}
+        return keyset(tuple((idx, known[idx].digest) for idx in members))
 
     def spent(self, now: float) -> bool:
         """Whether these keys have served as long, or as often, as they may."""

@@ -10,9 +10,10 @@ RESCUE RESULT CLOSE                       SHARES REFUSE
 ```
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -141,23 +142,49 @@ class Share:
 
 
 class _Signed:
-    """What all messages have: a type, and a signature over all other fields unless the class says otherwise."""
+    """What all messages have: a type, and a signature over all other fields unless the class says otherwise.
 
-    __slots__ = ()
+    A message never changes, so what follows from its fields alone is worked out once: it is asked for again and again.
+    None of that is one of its fields, and a copy with other fields begins without.
+    """
+
+    __slots__ = ("_name", "_packed", "_signer")
     TAG: ClassVar[str]
     """The type, on the wire and under the signature."""
     signature: Signature
+    _packed: tuple[Any, ...]
+    _name: bytes
+    _signer: bytes | None
 
     def __post_init__(self) -> None:
         """Refuses fields of another type, width or length."""
         try:
-            pack(self)
+            packed = pack(self)
         except ValueError as wrong:
             raise RemoteProtocolError(f"a message cannot hold this: {wrong}", fix=_RELEASE) from None
+        object.__setattr__(self, "_packed", packed)
+        object.__setattr__(self, "_name", b"")
+        object.__setattr__(self, "_signer", None)
 
     def covered(self) -> tuple[Field, ...]:
         """The fields that the signature covers."""
-        return pack(self)[1:-1]
+        return self._packed[1:-1]
+
+    def encode(self) -> bytes:
+        """The message as bytes: the canonical encoding of its type and all its fields."""
+        return canonical.enc(*self._packed)
+
+    def signed_by(self, vk: bytes) -> bool:
+        """Whether the signature is that of the key `vk`; asked again of the key whose it is, no work is done again."""
+        if self._signer != vk and signatures.verify(vk, self.signature, self.TAG, *self.covered()):
+            object.__setattr__(self, "_signer", vk)
+        return self._signer == vk
+
+    def _named(self, digest: Callable[[], bytes]) -> bytes:
+        """The one digest that names the message, or what it shows; made when it is first asked for."""
+        if not self._name:
+            object.__setattr__(self, "_name", digest())
+        return self._name
 
 
 _RELEASE = "install the same release of Parley at the coordinator and all sites"
@@ -193,7 +220,7 @@ class Keys(_Signed):
     @property
     def digest(self) -> bytes:
         """What names these keys: a digest of all fields but the signature."""
-        return canonical.digest("keys-digest", *self.covered())
+        return self._named(lambda: canonical.digest("keys-digest", *self.covered()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +301,7 @@ class RoundStart(_Signed):
     @property
     def ctx(self) -> bytes:
         """What names this attempt."""
-        return context(self)
+        return self._named(lambda: context(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +343,7 @@ class Full(_Signed):
     @property
     def transcript(self) -> bytes:
         """T: the digest of who uploaded what."""
-        return transcript(self.ctx, self.entries)
+        return self._named(lambda: transcript(self.ctx, self.entries))
 
     def covered(self) -> tuple[Field, ...]:
         """The fields that the signature covers: the context and the transcript."""
@@ -421,7 +448,7 @@ def sign(message: M, private: Ed25519PrivateKey) -> M:
 
 def verify(message: _Signed, vk: bytes) -> bool:
     """Whether the message's signature is that of the key `vk`."""
-    return signatures.verify(vk, message.signature, message.TAG, *message.covered())
+    return message.signed_by(vk)
 
 
 def verify_entry(ctx: bytes, entry: Entry, vk: bytes) -> bool:
@@ -455,7 +482,7 @@ def commitment(ctx: bytes, idx: int, b: bytes) -> bytes:
 
 def encode(message: Message) -> bytes:
     """The message as bytes: the canonical encoding of its type and all its fields."""
-    return canonical.enc(*pack(message))
+    return message.encode()
 
 
 def decode(content: bytes) -> Message:

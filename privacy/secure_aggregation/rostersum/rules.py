@@ -36,7 +36,7 @@ from privacy.secure_aggregation.rostersum.terms import (
 __all__ = ["MOST_SITES", "Broken", "Rule", "TermsError", "broken", "require"]
 
 MOST_SITES = 100
-"""Sites of a roster; larger consortia sum in fixed groups."""
+"""Sites of a roster, however it is grouped (section 0)."""
 
 _FEWEST_ROWS = 10
 """S1: the least that `rows_min` may be."""
@@ -170,7 +170,8 @@ def require(terms: Terms) -> None:
 def _roster(roster: Roster) -> _Found:
     members, n = roster.members, len(roster.members)
     if not 3 <= n <= MOST_SITES:  # noqa: PLR2004 - the text's own bound
-        yield Broken(Rule.ROSTER_SIZE, f"the roster has {n} sites", f"3 to {MOST_SITES} sites can sum together")
+        fix = f"name 3 to {MOST_SITES} sites in cohort.sites: more cannot sum together, not even in groups"
+        yield Broken(Rule.ROSTER_SIZE, f"the roster has {n} sites", fix)
     for member in members:
         if not (_NAME.fullmatch(member.org) and _NAME.fullmatch(member.site)):
             yield Broken(Rule.NAME, f"a site cannot be called {member.name[:130]!r}", "use a-z 0-9 . and -, at most 63")

@@ -84,8 +84,6 @@ T_OPEN = 24 * 3600.0
 """Seconds for which shares are kept for a RESCUE."""
 _MOST_BURNED = 3
 """Rounds in a row that this site opened in vain before its administrator is asked."""
-_MOST_DECLINES = 3
-"""Declines because of data in one job, each of which tells one bit, before its administrator is asked (8.6)."""
 
 
 class Seat:
@@ -119,6 +117,9 @@ class Seat:
     def job(self) -> Job:
         """The job's durable state."""
         return next(job for job in self._premises.durable.jobs if job.job_hash == self.job_hash)
+
+    def _family(self) -> Family:
+        return self._premises.durable.family(self.job.family)
 
     def wake_at(self, clock: Clock) -> float | None:
         """When, on the steady clock, time itself will change something; None while it will not."""
@@ -204,8 +205,8 @@ class Seat:
             case UploadDone(_, ctx):
                 return self._upload_done(ctx, clock)
             case Resumed():
-                job = replace(self.job, suspended=0, burned=0, declines=0)
-                return [self._premises.persist(Point.NOTE, job=job)]
+                job, family = replace(self.job, suspended=0, burned=0), replace(self._family(), declines=0)
+                return [self._premises.persist(Point.NOTE, job=job, family=family)]
             case _:
                 assert_never(event)
 
@@ -415,10 +416,12 @@ class Seat:
         effects = [*self._erased(), self._declined(asked.r)]
         if not data:
             return effects
-        job = replace(self.job, declines=self.job.declines + 1)
-        if job.declines < _MOST_DECLINES:
-            return [self._premises.persist(Point.NOTE, job=job), *effects]
-        return [*effects, *self._suspend(f"{job.declines} rounds were declined because of this site's data", job)]
+        family = self._family()
+        family = replace(family, declines=family.declines + 1)
+        told = [self._premises.persist(Point.NOTE, family=family), *effects]
+        if not family.waits:
+            return told
+        return [*told, *self._suspend(family.why, self.job)]
 
     def _drifted(self, assignment: Assignment) -> list[Effect]:
         if self.state is not State.WORKING or assignment != self._assignment:

@@ -42,6 +42,7 @@ from privacy.secure_aggregation.rostersum.site_events import (
     Resumed,
     ReTable,
     Send,
+    Suspend,
     TimePassed,
     Unreadable,
     Updated,
@@ -195,7 +196,8 @@ class Site:
         job = Job(job_hash=job_hash, idx=idx, encoded=terms.encode(), family=data.family, table=data.table)
         persist = self._premises.persist(Point.JOB, job=job)
         self._seats[job_hash] = Seat(self._premises, job)
-        return [persist, Accepted(job_hash)]
+        family = self.durable.family(data.family)
+        return [persist, Accepted(job_hash), *([Suspend(job_hash, family.why)] if family.waits else [])]
 
     def _refusals(self, terms: Terms, idx: int | None, data: Data) -> tuple[Broken, ...]:
         """All rules of section 2 that the job breaks here, but the floor's only where it can be asked."""

@@ -1,6 +1,7 @@
 import hashlib
 import hmac
 import struct
+from enum import IntEnum, StrEnum
 
 import pytest
 from hypothesis import given, settings
@@ -69,6 +70,29 @@ def test_changed_bytes_are_refused_or_encode_other_fields(fields: tuple[Value, .
 
     assert canonical.enc(*found) == content
     assert typed(found) != typed(fields)
+
+
+class Colour(IntEnum):
+    """Numbers with names."""
+
+    RED = 3
+
+
+class Word(StrEnum):
+    """Texts with names."""
+
+    YES = "yes"
+
+
+class Blob(bytes):
+    """Bytes by another name."""
+
+    __slots__ = ()
+
+
+def test_a_value_of_a_derived_type_is_the_plain_value() -> None:
+    """An Enum's member and a list have one form with the number, text or tuple that they are."""
+    assert canonical.enc(Colour.RED, Word.YES, Blob(b"x"), [1, [2]]) == canonical.enc(3, "yes", b"x", (1, (2,)))
 
 
 def test_each_truncation_and_each_appended_byte_is_refused() -> None:
