@@ -4,7 +4,6 @@ import hashlib
 import mmap
 import os
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,8 +49,7 @@ class Incoming:
     """One payload on its way in: appends chunks to a partial file and becomes a blob only when length and digest agree.
 
     A partial file of an interrupted transfer is continued from its end (`offset`). At most one transfer at a time
-    writes to it: two would mix their bytes under a name that promises others. Its methods may be called from any
-    thread, and wait for one another.
+    writes to it: two would mix their bytes under a name that promises others.
     """
 
     def __init__(self, store: "BlobStore", ref: BlobRef) -> None:
@@ -59,7 +57,6 @@ class Incoming:
         self._store = store
         self._partial = store.folder / f"{ref.hex}.part"
         self._hash = hashlib.sha256()
-        self._turn = threading.RLock()
         self.offset = 0
         with _disk(store.folder):
             self._file = self._partial.open("a+b")
@@ -87,22 +84,21 @@ class Incoming:
                 ended.
             StorageError: The disk does not take them; what it took stays, to be continued.
         """
-        with self._turn:
-            self._check_open()
-            if self.offset + len(chunk) > self.ref.length:
-                self.discard()
-                raise RemoteProtocolError(
-                    f"a payload declared as {self.ref.length} bytes went on past its end",
-                    fix="send exactly the declared bytes",
-                )
-            try:
-                with _disk(self._store.folder):
-                    self._file.write(chunk)
-            except StorageError:
-                self.pause()
-                raise
-            self._hash.update(chunk)
-            self.offset += len(chunk)
+        self._check_open()
+        if self.offset + len(chunk) > self.ref.length:
+            self.discard()
+            raise RemoteProtocolError(
+                f"a payload declared as {self.ref.length} bytes went on past its end",
+                fix="send exactly the declared bytes",
+            )
+        try:
+            with _disk(self._store.folder):
+                self._file.write(chunk)
+        except StorageError:
+            self.pause()
+            raise
+        self._hash.update(chunk)
+        self.offset += len(chunk)
 
     def finish(self) -> Path:
         """Makes the payload durable under its name and returns its path.
@@ -112,10 +108,6 @@ class Incoming:
                 gone), or the transfer has ended.
             StorageError: The disk does not take them.
         """
-        with self._turn:
-            return self._finished()
-
-    def _finished(self) -> Path:
         self._check_open()
         if self.offset != self.ref.length:
             self.pause()
@@ -141,15 +133,14 @@ class Incoming:
 
     def pause(self) -> None:
         """Closes the partial file so that a later transfer continues it; nothing happens if this one has ended."""
-        with self._turn, suppress(OSError):  # bytes that the disk does not take now are sent again, after a reread
+        with suppress(OSError):  # bytes that the disk does not take now are sent again, after a reread
             self._file.close()
 
     def discard(self) -> None:
         """Forgets all that came; nothing happens if this transfer has ended, for a later one may continue it."""
-        with self._turn:
-            if not self._file.closed:
-                self.pause()
-                self._partial.unlink(missing_ok=True)
+        if not self._file.closed:
+            self.pause()
+            self._partial.unlink(missing_ok=True)
 
     def _check_open(self) -> None:
         if self._file.closed:

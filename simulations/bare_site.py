@@ -18,7 +18,7 @@ import numpy as np
 
 from client.agent import Agent
 from client.connection import Line
-from client.policy import EXAMPLE, parse
+from client.policy import example, parse
 from client.session_events import SiteIdentity
 from client.training import protocol
 from federation import codec, plugins
@@ -29,7 +29,10 @@ from privacy import identity
 from privacy.identity import MemberKeys, Root, RootCertificate
 from tasks.task import Task  # noqa: TC001 - read by people first; costs nothing, it is torch-free
 
-__all__ = ["Membership", "PreparedWork", "main", "prepare"]
+__all__ = ["PLAIN_POLICY", "Membership", "PreparedWork", "main", "prepare"]
+
+PLAIN_POLICY = example(plain=True)
+"""Of sites that run plain jobs on purpose, in benchmarks and on broken networks: the example but for one line."""
 
 _FILE = "membership.json"
 _ROWS = 100
@@ -139,7 +142,7 @@ def _evaluation(text: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 async def _attend(folder: Path, path: Path) -> None:
-    member, policy = Membership.load(folder), parse(EXAMPLE, "the example policy")
+    member, policy = Membership.load(folder), parse(PLAIN_POLICY, "a bare site's policy")
     vector: F32 = np.load(path, mmap_mode="c")  # pages of the file, of which only the first is ever written to
     agent = Agent(folder, member.line, member.me, lambda: policy, lambda _: None, PreparedWork(vector))
     await agent.run()

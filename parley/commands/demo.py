@@ -17,9 +17,9 @@ from statistics import fmean
 
 from rich.table import Table
 
+from client import policy
 from client.connection import Connection
 from client.data.registry import DataSet, DataSets
-from client.policy import EXAMPLE
 from federation.errors import ParleyError, UnreachableError
 from federation.job import Job, parse
 from federation.messages import (
@@ -40,10 +40,19 @@ from parley.heart import baselines, data
 from parley.homes import Consortium, Home
 from parley.terminal import console, emit, errors
 from privacy import identity
+from privacy.secure_aggregation.rostersum.floor import EXACT_PLANS
 
 __all__ = ["demo"]
 
 _PATIENCE = 60.0
+_ONE_CLASS = "switzerland"
+"""The hospital of 46 patients, one of them healthy; secure sums want 5 of each class unless its policy says less."""
+_OWN_WORD = (
+    f"All but one of {_ONE_CLASS}'s patients are of one class: it joins secure sums because its own policy says "
+    "rows_of_each_class = 0"
+)
+_SUMS = "Secure aggregation: the coordinator saw sums over the four hospitals only, and no hospital's own update."
+_EACH = "Plain aggregation: the coordinator saw each hospital's own update, statistics and evaluation."
 
 
 @dataclass(slots=True)
@@ -72,18 +81,23 @@ class _Score:
         return f"{fmean(self.accuracy):.3f}", auc, f"{fmean(self.rows):.0f}"
 
 
-def demo(*, seeds: int, keep: bool, data_file: Path | None, as_json: bool) -> None:
-    """Runs the demo and prints its table, or its JSON."""
+def demo(*, seeds: int, keep: bool, plain: bool, data_file: Path | None, as_json: bool) -> None:
+    """Runs the demo and prints its table, or its JSON; `plain` lets the coordinator see each hospital's update."""
     csv = _data(data_file)
     began, cpu = time.monotonic(), _cpu_seconds()
     folder = Path(tempfile.mkdtemp(prefix="parley-demo-"))
-    consortium = _Consortium(folder)
+    consortium = _Consortium(folder, plain=plain)
     try:
-        with _told("Founding the consortium, enrolling four hospitals over mutual TLS"):
-            consortium.found(data.write(csv, folder / "data"))
+        files = data.write(csv, folder / "data")
         federated, pooled, alone, moved = _Score(), _Score(), {site: _Score() for site in data.SITES}, 0
         for seed in range(seeds):
+            if seed % EXACT_PLANS == 0 and not (plain and seed):
+                consortium.end()
+                consortium = _Consortium(folder / f"from-split-{seed}", plain=plain)
+                with _told(_founding(seed)):
+                    consortium.found(files)
             text = data.job_text(seed, data.job_template())
+            text = data.plain(text) if plain else text
             view = consortium.train(text, seed, seeds, live=not as_json)
             metrics = {each.name: each.value for each in view.history[-1].metrics}
             federated.add(metrics["accuracy"], metrics.get("auc"), int(metrics["n"]))
@@ -99,18 +113,26 @@ def demo(*, seeds: int, keep: bool, data_file: Path | None, as_json: bool) -> No
             "cpu_seconds": None if keep else _cpu_seconds() - cpu,
             "bytes": moved,
             "seeds": seeds,
+            "aggregation": "plain" if plain else "rostersum",
         }
         if as_json:
             emit(result)
         else:
             _print(federated, pooled, alone, result)
-            _print_next(folder, consortium.processes if keep else ())
+            _print_next(consortium.folder, consortium.processes if keep else ())
     except BaseException:
         consortium.end()
-        errors.print(f"The processes' logs are in {folder / 'logs'}")
+        errors.print(f"The processes' logs are in {consortium.folder / 'logs'}")
         raise
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _founding(seed: int) -> str:
+    """What is done before a split. In each, other rows train, which makes other statistics of the same table."""
+    if seed == 0:
+        return "Founding the consortium, enrolling four hospitals over mutual TLS"
+    return f"Founding another consortium: no site answers more than {EXACT_PLANS} different exact statistics of a table"
 
 
 def _data(given: Path | None) -> Path:
@@ -135,8 +157,9 @@ def _cpu_seconds() -> float:
 class _Consortium:
     """A whole consortium in one folder: a home for the administrator, and one for each hospital."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, plain: bool) -> None:
         self.folder = folder
+        self._plain = plain
         self.hub = Home(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -159,9 +182,17 @@ class _Consortium:
         asyncio.run(self._enrol(consortium, homes))
         for site, home in homes.items():
             DataSets(home.site.folder).add(DataSet.of("heart", str(files[site])))
-            (home.site.folder / "policy.toml").write_text(EXAMPLE)
+            (home.site.folder / "policy.toml").write_text(self._policy(site))
             self._start(site, home.folder, "site", "run")
+        if not self._plain:
+            errors.print(_OWN_WORD)
         asyncio.run(self._attended(len(homes)))
+
+    def _policy(self, site: str) -> str:
+        """What this hospital's administrator says: the example's rules, and only what this demo needs beside them."""
+        if self._plain:
+            return policy.example(plain=True)
+        return policy.example(rows_of_each_class=0) if site == _ONE_CLASS else policy.EXAMPLE
 
     async def _enrol(self, consortium: Consortium, homes: dict[str, Home]) -> None:
         """Each hospital makes its keys and asks; the administrator approves; each picks its membership up."""
@@ -279,6 +310,7 @@ def _print(federated: _Score, pooled: _Score, alone: dict[str, _Score], result: 
     table.add_row("federated (Parley)", *federated.row(), style="bold green")
     table.add_row("pooled in one place", *pooled.row())
     console.print(table)
+    console.print(_EACH if result["aggregation"] == "plain" else _SUMS)
     cpu = result["cpu_seconds"]
     spent = f", {cpu:.0f} CPU seconds" if isinstance(cpu, float) else ""
     console.print(

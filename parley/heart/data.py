@@ -21,7 +21,7 @@ import pandas as pd
 
 from federation.errors import ConfigurationError, DataContractError, StorageError, UnreachableError, WhoActs
 
-__all__ = ["SITES", "cache_folder", "download", "hospitals", "job_template", "job_text", "obtain", "write"]
+__all__ = ["SITES", "cache_folder", "download", "hospitals", "job_template", "job_text", "obtain", "plain", "write"]
 
 SITES: Final[Mapping[str, range]] = {
     "cleveland": range(1, 304),
@@ -167,6 +167,11 @@ def job_text(seed: int, template: str) -> str:
         )
     split = f'[data.split]\nmethod = "stratified"\ntest_fraction = 0.34\nseed = {seed}\n'
     return before + split + after
+
+
+def plain(text: str) -> str:
+    """The job of `text` under plain aggregation, the reference: the coordinator sees each hospital's own update."""
+    return f'{text}\n[privacy]\nsecure_aggregation = "plain"\n'
 
 
 def _is_expected(content: bytes) -> bool:

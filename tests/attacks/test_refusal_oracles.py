@@ -1,18 +1,21 @@
 """Refusals and DECLINEs as an oracle: a coordinator that asks about one site's records by what the site does not do."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
 
-from privacy.secure_aggregation.rostersum import messages, seat
+from privacy.secure_aggregation.rostersum import durable, messages
 from privacy.secure_aggregation.rostersum.encoding import DeclineError, TrainCodec
 from privacy.secure_aggregation.rostersum.messages import Code, Decline, Epoch, Ready, Refuse
 from privacy.secure_aggregation.rostersum.rules import Broken, Rule
 from privacy.secure_aggregation.rostersum.site import Site
 from privacy.secure_aggregation.rostersum.site_events import Assignment, Effect, Offered, Send
+from privacy.secure_aggregation.rostersum.terms import Plan
 from tests.attacks.siege import Secret, Siege, besiege, by_records
+from tests.privacy.secure_aggregation.rostersum.conftest import TRAIN
 
 VICTIM = 0
 VALUE = 0b11101101
@@ -64,8 +67,38 @@ def test_the_third_decline_ends_the_questions(kill: bool, monkeypatch: pytest.Mo
     Without the limit eight models give the number.
     """
     assert halved(kill=kill) is None
-    monkeypatch.setattr(seat, "_MOST_DECLINES", 10**6)
+    monkeypatch.setattr(durable, "MOST_DECLINES", 10**6)
     assert halved(kill=kill) == VALUE
+
+
+def halved_over_jobs() -> int | None:
+    """The victim's number, by one such model in each of many jobs on its data."""
+    b = besiege(ready=False)
+    low, high = 0, 256
+    while high - low > 1:
+        edge = (low + high) // 2
+
+        def overflowing(_: int, __: Assignment, edge: int = edge) -> Secret:
+            if edge <= VALUE:
+                raise DeclineError("the update holds NaN or infinite values")
+            return (0,) * 8
+
+        job = b.another(edge.to_bytes(16, "big"), work=overflowing)
+        job.order(1, (VICTIM,))
+        if answered(job, Decline):
+            low = edge
+        elif answered(job, Ready):
+            high = edge
+        else:
+            return None
+    return low
+
+
+def test_the_third_decline_ends_the_questions_of_other_jobs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is the data's, not the job's: a new job on them is not answered until the administrator has looked."""
+    assert halved_over_jobs() is None
+    monkeypatch.setattr(durable, "MOST_DECLINES", 10**6)
+    assert halved_over_jobs() == VALUE
 
 
 # ------------------------------------------------------------------------------------------------------------ weights
@@ -104,10 +137,37 @@ def refusing(codec: TrainCodec, number: int) -> int:
 
 
 def test_a_site_that_weighs_more_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight is clipped in silence: a DECLINE would compare it with a number that the coordinator chose."""
+    """A weight is clipped in silence: a DECLINE would compare it with a number that the coordinator chose.
+
+    (The limit on DECLINEs is off as well: it would end the questions early.)
+    """
     assert weighed() is None
+    monkeypatch.setattr(durable, "MOST_DECLINES", 10**6)
     monkeypatch.setattr(TrainCodec, "weight_of", refusing)
     assert weighed() == RECORDS
+
+
+def bisected(plan_of: Callable[[int], Plan], **floor: int) -> int | None:
+    """The victim's number of records, by jobs that it accepts or not as it has so many: none has a round."""
+    b = besiege(ready=False, floor=floor)
+    b.data = replace(b.data, rows=RECORDS)
+    low, high, accepted = 11, 1_000_000, 0
+    while high - low > 1:
+        edge = (low + high) // 2
+        job = b.another(edge.to_bytes(16, "big"), plans=(plan_of(edge),))
+        inside = job.inside(VICTIM)
+        accepted += inside
+        low, high = (edge, high) if inside else (low, edge)
+    return low if accepted else None
+
+
+@pytest.mark.parametrize(
+    "plan_of", [lambda edge: replace(TRAIN, rows_min=edge), lambda edge: by_records(edge, edge)], ids=["rows", "weight"]
+)
+def test_a_site_does_not_let_jobs_count_its_records(plan_of: Callable[[int], Plan]) -> None:
+    """The job names the number that the site's rows are compared with; the site's own file says how large it may be."""
+    assert bisected(plan_of) is None
+    assert bisected(plan_of, rows_asked_most=1_000_000) == RECORDS
 
 
 # ------------------------------------------------------------------------------------------------------------- REFUSE
@@ -117,7 +177,12 @@ def reasons() -> set[bytes]:
     """The REFUSEs of one site for different reasons: too few rows, too few of a class, too light, or its own policy."""
     told: set[bytes] = set()
     for rows, rarest, tasks in ((9, 9, True), (10, 4, True), (10, 9, True), (50, 9, False)):
-        b = besiege(3, (by_records(11, 100),), ready=False, floor={} if tasks else {"tasks": frozenset()})
+        b = besiege(
+            3,
+            (by_records(11, 100),),
+            ready=False,
+            floor={"rows_asked_most": 11, **({} if tasks else {"tasks": frozenset()})},
+        )
         b.do(VICTIM, Offered(b.terms, replace(b.data, rows=rows, rarest=rarest)))
         told.update(messages.encode(refuse) for refuse in b.sent(b.effects[VICTIM], Refuse))
     return told

@@ -32,11 +32,29 @@ def judge(job_text: Callable[..., str]) -> Callable[..., dict[str, str]]:
 
 
 def test_the_example_parses_and_allows(judge: Callable[..., dict[str, str]]) -> None:
-    """The file that a new site begins with takes part in what its consortium offers."""
+    """The file that a new site begins with takes part in what its consortium offers, unless that is plain."""
     example = policy.parse(policy.EXAMPLE, "policy.toml")
 
-    assert example == OPEN
-    assert judge(example) == {}
+    assert example == OPEN.model_copy(update={"allow_plain_aggregation": False})
+    assert set(judge(example)) == {"privacy.secure_aggregation"}
+
+
+def test_a_demonstrations_lines_are_lines_of_the_example(
+    judge: Callable[..., dict[str, str]],
+) -> None:
+    """Nothing else in it changes, and unchanged it is the example."""
+    plain = policy.example(plain=True)
+
+    assert policy.example() == policy.EXAMPLE
+    assert policy.parse(plain, "policy.toml") == OPEN
+    assert judge(policy.parse(plain, "policy.toml")) == {}
+    lowered = policy.parse(policy.example(rows_of_each_class=0), "policy.toml")
+    assert lowered == OPEN.model_copy(
+        update={
+            "allow_plain_aggregation": False,
+            "secure_aggregation": SecureAggregation(rows_of_each_class=0),
+        }
+    )
 
 
 def test_an_empty_policy_allows_nothing(judge: Callable[..., dict[str, str]]) -> None:
@@ -182,6 +200,7 @@ def test_the_floor_is_what_the_file_says(asked: Asked) -> None:
         colluding_sites = 4
         colluding_organisations = 3
         rows_minimum = 50
+        rows_of_each_class = 0
         allow_open = true
         declared_weight = 7
         drift_max = 2.5
@@ -189,6 +208,7 @@ def test_the_floor_is_what_the_file_says(asked: Asked) -> None:
     """
     limits = policy.floor(policy.parse(text, "policy.toml"), (asked.job,), asked.nobody)
     churns = {(kind, churn) for kind in Kind for churn in (Churn.CELLS, Churn.OPEN)}
+    assert limits.rows_of_each_class == 0
     assert (limits.c_max, limits.g_max, limits.rows_min, limits.declared, limits.drift_max) == (4, 3, 50, 7, 2.5)
     assert (limits.allow_open, limits.churns, limits.families) == (True, frozenset(churns), frozenset({"cardiology"}))
 
@@ -227,6 +247,7 @@ def test_a_revoked_member_is_in_no_sum(asked: Asked) -> None:
     ("rule", "words"),
     [
         ("colluding_sites = -1", "secure_aggregation.colluding_sites: Input should be greater than or equal to 0"),
+        ("rows_of_each_class = -1", "rows_of_each_class: Input should be greater than or equal to 0"),
         ("rows_minimum = 9", "secure_aggregation.rows_minimum: Input should be greater than or equal to 10"),
         ('rosters = ["all"]', "secure_aggregation.rosters.0: String should match pattern"),
         ("drift_max = 0", "secure_aggregation.drift_max: Input should be greater than 0"),

@@ -690,7 +690,7 @@ def test_a_result_that_is_not_finite_is_declined_and_after_three_the_job_waits(w
         world.round(number)
 
     assert len(agent.said(Decline)) == 3
-    assert "3 rounds were declined because of this site's data" in agent.trouble()
+    assert "3 rounds on heart were declined because of this site's data" in agent.trouble()
     assert "parley site resume-job risk-1" in agent.trouble()
     agent.vector = None
     agent.restart()

@@ -15,23 +15,27 @@ import pytest
 from client import agent
 from client.agent import Agent
 from client.backoff import Backoff
-from client.policy import EXAMPLE
 from client.policy import parse as parse_policy
 from client.session_events import SiteIdentity
+from client.summing import Sealing
 from client.training import protocol
+from client.vault import Vault
 from coordinator import attendance
 from coordinator.coordinator import Coordinator
 from coordinator.records import Outcome
 from coordinator.service import serve
 from coordinator.store import Store, url_in
-from federation import blobs
+from federation import audit, blobs
 from federation.messages import JobState, Role, StepKind
 from federation.vector import Layout, TensorSpec, from_safetensors, to_safetensors
+from simulations.bare_site import PLAIN_POLICY
 from tests.consortium import Running, free_port, until
+from tests.faults.killing import TABLE, evaluation
 from tests.faults.network import Weather, Wire
+from tests.faults.outside import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -45,10 +49,8 @@ DELTA = 0.25
 """What each site adds to each weight in each round."""
 _PARAMETERS = 15_000
 _LAYOUT = Layout((TensorSpec("weight", (1, _PARAMETERS - 1)), TensorSpec("bias", (1,))))
-_EVALUATION = 3 + 2 * 512
-"""Words of an evaluation: rows, correct ones, loss, and the scores of the two classes."""
 
-_JOB = f"""
+_JOB = """
 format = 1
 name = "heart"
 
@@ -68,15 +70,15 @@ name = "logistic_regression"
 name = "fedavg"
 
 [rounds]
-maximum = {ROUNDS}
+maximum = {rounds}
 
 [cohort]
-minimum_sites = {len(SITES)}
-quorum = {len(SITES)}
-deadline_seconds = 600
+minimum_sites = {sites}
+quorum = {sites}
+deadline_seconds = {deadline}
 
 [privacy]
-secure_aggregation = "plain"
+{privacy}
 """
 
 
@@ -91,8 +93,10 @@ class LightWork:
     async def ask(self, request: protocol.Request) -> protocol.Answer:
         """The answer to a request, at once."""
         match request:
-            case protocol.Warm() | protocol.CheckData():
+            case protocol.Warm():
                 return protocol.Done()
+            case protocol.CheckData():
+                return protocol.Done(table=TABLE)
             case protocol.ComputeStatistics():
                 return _written(request.output, np.array([10.0, 1.0, 5.0]))
             case protocol.Train():
@@ -100,10 +104,7 @@ class LightWork:
                 self.trained += 1
                 return _written(request.output, np.full(_PARAMETERS, DELTA, dtype="<f4"))
             case protocol.Evaluate():
-                words = np.zeros(_EVALUATION)
-                words[:3] = 4, 3, 1.0
-                words[3 + 300] = words[3 + 512 + 200] = 2
-                return _written(request.output, words)
+                return _written(request.output, evaluation(request.subject.job, 0))
             case _:
                 assert_never(request)
 
@@ -113,17 +114,23 @@ class LightWork:
 
 def _written(output: str, values: np.ndarray) -> protocol.Done:
     values.tofile(output)
-    return protocol.Done(length=values.size, weight=1.0)
+    return protocol.Done(length=values.size, weight=1.0, table=TABLE)
 
 
 @dataclass
 class Study:
-    """A coordinator on `port`, and for each site a wire to it and an agent that dials the wire."""
+    """A coordinator on `port`, and for each site a wire to it and an agent that dials the wire.
+
+    Its job says `privacy` and `deadline`.
+    """
 
     consortium: Consortium
     folder: Path
     operator: Person
     port: int
+    privacy: str = PLAIN
+    deadline: float = 600.0
+    vaults: dict[str, Vault] = field(default_factory=dict)
     wires: dict[str, Wire] = field(default_factory=dict)
     work: dict[str, LightWork] = field(default_factory=dict)
     hub: Running | None = None
@@ -149,7 +156,8 @@ class Study:
         """Submits the job of three rounds once all sites attend; the operator's line is good."""
         await until(lambda: all(self.present(name) for name in SITES))
         model = to_safetensors(_LAYOUT, np.zeros(_PARAMETERS, dtype=np.float32))
-        return await self._running.submit(self.operator, _JOB, model)
+        text = _JOB.format(rounds=ROUNDS, sites=len(SITES), privacy=self.privacy, deadline=self.deadline)
+        return await self._running.submit(self.operator, text, model)
 
     def present(self, site: str) -> bool:
         """Whether the coordinator holds the site for here."""
@@ -159,13 +167,17 @@ class Study:
         """The steps that are stored."""
         return self._running.store.steps(job)
 
+    def attempt(self, job: str) -> int:
+        """How often the step that is under way was begun anew."""
+        return self._running.coordinator.conductor.job(job).run._attempt
+
     async def finished(self, job: str, seconds: float = 60.0) -> None:
         """Returns when the job is over, and holds it to this: three rounds, each once, each with all three updates."""
         async with asyncio.timeout(seconds):
-            while not self._state(job).over:  # noqa: ASYNC110 - a store tells nobody of its changes
+            while not self.state(job).over:  # noqa: ASYNC110 - a store tells nobody of its changes
                 await asyncio.sleep(0.02)
         store = self._running.store
-        assert self._state(job) is JobState.FINISHED
+        assert self.state(job) is JobState.FINISHED
         steps = store.steps(job)
         assert [step.step for step in steps] == list(range(1, len(steps) + 1))
         training = [step for step in steps if step.kind is StepKind.TRAIN]
@@ -176,7 +188,8 @@ class Study:
         _, weights = from_safetensors(blobs.BlobStore(self.folder / "jobs" / job).get(model.payload))
         assert set(weights.tolist()) == {ROUNDS * DELTA}  # an update lost, or counted twice, would show
 
-    def _state(self, job: str) -> JobState:
+    def state(self, job: str) -> JobState:
+        """How far the job has come, as it is stored."""
         record = self._running.store.job(job)
         assert record is not None
         return record.state
@@ -203,8 +216,9 @@ def study(consortium: Consortium, tmp_path: Path) -> Callable[..., AbstractAsync
     """Starts a coordinator and three agents, each behind a wire of its own in this weather."""
 
     @asynccontextmanager
-    async def started(weather: Weather = GOOD) -> AsyncIterator[Study]:
-        here = Study(consortium, tmp_path / "hub", consortium.member("op", Role.OPERATOR), free_port())
+    async def started(weather: Weather = GOOD, privacy: str = PLAIN, deadline: float = 600.0) -> AsyncIterator[Study]:
+        operator = consortium.member("op", Role.OPERATOR)
+        here = Study(consortium, tmp_path / "hub", operator, free_port(), privacy, deadline)
         here.folder.mkdir()
         agents = []
         async with AsyncExitStack() as stack:
@@ -213,7 +227,7 @@ def study(consortium: Consortium, tmp_path: Path) -> Callable[..., AbstractAsync
             for seed, name in enumerate(SITES):
                 wire = await stack.enter_async_context(Wire(("127.0.0.1", here.port), weather, seed=seed))
                 here.wires[name], here.work[name] = wire, LightWork()
-                agents.append(asyncio.create_task(_agent(here, name, tmp_path / name).run()))
+                agents.append(asyncio.create_task(stack.enter_context(_agent(here, name, tmp_path / name)).run()))
             try:
                 yield here
                 ended = [task.exception() for task in agents if task.done()]
@@ -227,10 +241,17 @@ def study(consortium: Consortium, tmp_path: Path) -> Callable[..., AbstractAsync
     return started
 
 
-def _agent(here: Study, name: str, folder: Path) -> Agent:
+@contextlib.contextmanager
+def _agent(here: Study, name: str, folder: Path) -> Iterator[Agent]:
     member = here.consortium.member(name)
     assert here.hub is not None
     line = Running(here.consortium, here.hub.coordinator, here.hub.store, folder, here.wires[name].port).line(member)
     me = SiteIdentity(member.statement, here.consortium.root.public, here.consortium.nobody)
-    rules = parse_policy(EXAMPLE, "policy.toml")
-    return Agent(folder, line, me, lambda: rules, lambda _: None, here.work[name])
+    rules = parse_policy(PLAIN_POLICY, "policy.toml")
+    with (
+        Vault(folder / "vault.db", folder / "vault.count") as vault,
+        audit.AuditLog(folder / audit.FILE, audit.LogName(name, "site"), float(here.consortium.now)) as log,
+    ):
+        here.vaults[name] = vault
+        sealing = Sealing(member.keys.protocol, vault, log)
+        yield Agent(folder, line, me, lambda: rules, lambda _: None, here.work[name], sealing=sealing)

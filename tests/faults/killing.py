@@ -35,15 +35,16 @@ import coordinator.worker
 import parley.command_line  # noqa: F401 - loaded before the processes fork, like all the others
 from client.backoff import Backoff
 from client.training import protocol
-from federation import blobs, plugins
+from federation import blobs, codec, plugins
 from federation.job import parse
 from federation.vector import from_safetensors
 from parley.__main__ import main as parley_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import RawIOBase
 
-__all__ = ["LightWork", "Point", "main", "run"]
+__all__ = ["TABLE", "LightWork", "Point", "evaluation", "main", "run"]
 
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 8 * 1024
@@ -106,6 +107,15 @@ class Point:
         return awaited if inspect.iscoroutinefunction(original) else plain
 
 
+TABLE = protocol.Table("00" * 32, rows=100, test_rows=20, rarest=10)
+"""Of made-up rows."""
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """To multiples of 2^-10, which a job can have summed securely without a rounding that is left to chance."""
+    return np.round(values * 2**10) / 2**10
+
+
 class LightWork:
     """Stands where the trainer stands. Its answers follow from the site's name and the very bytes that it is given.
 
@@ -114,6 +124,8 @@ class LightWork:
 
     pause = 0.0
     """Seconds that each piece of work takes."""
+    keep: Path | None = None
+    """Where a copy of each result is put beside."""
 
     def __init__(self, home: Path) -> None:
         self._name = str(home.parent.name)
@@ -121,23 +133,28 @@ class LightWork:
     async def ask(self, request: protocol.Request) -> protocol.Answer:
         """The answer to `request`."""
         match request:
-            case protocol.Warm() | protocol.CheckData():
+            case protocol.Warm():
                 return protocol.Done()
+            case protocol.CheckData():
+                return protocol.Done(table=TABLE)
             case protocol.ComputeStatistics():
                 draw = self._draw(b"")
                 values = np.array([10.0, draw.uniform(-5, 5), draw.uniform(5, 10)], dtype="<f8")
             case protocol.Train():
                 model = await _content(request.model)
                 draw = self._draw(model + await _content(request.preparation))
-                values = draw.standard_normal(from_safetensors(model)[0].size).astype("<f4")
+                values = rounded(draw.standard_normal(from_safetensors(model)[0].size)).astype("<f4")
             case protocol.Evaluate():
                 draw = self._draw(await _content(request.model))
-                values = _evaluation(request.subject.job, int(draw.integers(2**32)))
+                values = evaluation(request.subject.job, int(draw.integers(2**32)))
             case _:
                 assert_never(request)
         await asyncio.sleep(self.pause)
         values.tofile(request.output)
-        return protocol.Done(values.size, float(draw.integers(1, 100)), 0.01)
+        if self.keep is not None:
+            kept = len(list(self.keep.iterdir()))
+            np.save(self.keep / f"{self._name}-{request.kind}-{kept}", values)
+        return protocol.Done(values.size, float(draw.integers(1, 100)), 0.01, table=TABLE)
 
     async def close(self) -> None:
         """Nothing runs."""
@@ -151,7 +168,7 @@ async def _content(path: str) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _evaluation(text: str, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def evaluation(text: str, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """An evaluation of made-up rows, as the job's task counts them."""
     job = parse(text)
     outputs = np.random.default_rng(seed).standard_normal((20, 1)).astype(np.float32)
@@ -177,6 +194,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("point", metavar="POINT", help="before:MODULE:FUNCTION[?CLASS], after:..., or never")
     parser.add_argument("count", metavar="N", type=int, help="which call of it")
     parser.add_argument("--light", type=float, metavar="SECONDS", help="work without torch; each piece takes so long")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of light work, a copy of each result goes there")
+    parser.add_argument("--stop-at", nargs=2, action="append", default=[], metavar="POINT N", help="SIGSTOP there")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="every message that comes in goes there as well")
     parser.add_argument("--set-back", type=float, metavar="SECONDS", help="at the point set the clock back instead")
     parser.add_argument("--obedient", action="store_true", help="root, too, writes only where its files' modes let it")
     parser.add_argument("command", nargs="+", metavar="ARGUMENTS", help="of parley")
@@ -185,8 +205,12 @@ def main(arguments: list[str]) -> None:
     if given.obedient:
         _obey_modes()
     if given.light is not None:
-        LightWork.pause = given.light
+        LightWork.pause, LightWork.keep = given.light, given.keep
         client.agent.Trainer = LightWork  # type: ignore[assignment,misc] - stands in its place
+    for point, count in given.stop_at:
+        Point.parse(point, int(count)).arm(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    if given.record is not None:
+        _record(given.record.open("ab", buffering=0))
     if given.point != "never":
         strike = _die if given.set_back is None else lambda: _set_back(given.set_back)
         Point.parse(given.point, given.count).arm(strike)
@@ -196,6 +220,20 @@ def main(arguments: list[str]) -> None:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _record(file: RawIOBase) -> None:
+    """From now on every message that a coordinator takes from the wire is put into the file, as it came."""
+
+    def recorded(decode: Callable[..., object]) -> Callable[..., object]:
+        def record(*arguments: Any) -> object:
+            file.write(arguments[-1])
+            return decode(*arguments)
+
+        return record
+
+    for name in ("decode", "decode_from_site", "decode_upload_request", "decode_operator_request"):
+        setattr(codec, name, recorded(getattr(codec, name)))
 
 
 def _set_back(seconds: float) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from client.connection import Connection
-from client.policy import EXAMPLE
 from coordinator.store import Store, StoreReader, url_in
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import RemoteProtocolError, UnreachableError
@@ -35,6 +34,7 @@ from parley.commands.site import install
 from parley.dialling import ask, line
 from parley.homes import Home
 from privacy import identity
+from simulations.bare_site import PLAIN_POLICY
 from tests.consortium import free_port
 from tests.faults import killing
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from federation.messages import OperatorRequest
     from parley.homes import Consortium
 
-__all__ = ["ROUNDS", "SITES", "Founded", "Process", "Study", "found", "job_text", "learnt"]
+__all__ = ["PLAIN", "ROUNDS", "SEALED", "SITES", "Founded", "Process", "Study", "found", "job_text", "learnt"]
 
 SITES = ("a", "b", "c")
 ROUNDS = 3
@@ -88,7 +88,14 @@ quorum = {quorum}
 deadline_seconds = 600
 
 [privacy]
-secure_aggregation = "plain"
+{privacy}
+"""
+
+PLAIN = 'secure_aggregation = "plain"'
+SEALED = f'weighting = "uniform"\nclip = 1e6\nbound = {(2**29 - 1) / 2**10}'
+"""Three sites' values are summed in units of `bound / (2^29 - 1)`: of 2^-10, in which light work's are whole numbers.
+
+So nothing is rounded at random, and secure aggregation, too, comes to the same model to the last bit.
 """
 
 _fork = multiprocessing.get_context("forkserver")
@@ -96,9 +103,9 @@ _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload([killing.__name__, *(["pytest"] if "pytest" in sys.modules else [])])
 
 
-def job_text(rounds: int = ROUNDS, quorum: int = len(SITES), epochs: int = 1) -> str:
+def job_text(rounds: int = ROUNDS, quorum: int = len(SITES), epochs: int = 1, privacy: str = PLAIN) -> str:
     """A job whose strategy remembers, so that each of its models depends on all that came before."""
-    return _JOB.format(rounds=rounds, quorum=quorum, epochs=epochs)
+    return _JOB.format(rounds=rounds, quorum=quorum, epochs=epochs, privacy=privacy)
 
 
 @dataclass
@@ -200,8 +207,11 @@ class Founded:
 
 
 @contextmanager
-def found(folder: Path, pause: float = 0.0) -> Iterator[Founded]:
-    """A consortium with three sites, which attend until the block ends. They joined a day ago."""
+def found(folder: Path, pause: float = 0.0, options: tuple[str, ...] = ()) -> Iterator[Founded]:
+    """A consortium with three sites, which attend until the block ends. They joined a day ago.
+
+    Their work is light and takes `pause`; `options` are further ones of `tests.faults.killing`.
+    """
     now = int(time.time())
     hub, port = Home(folder / "hub"), free_port()
     consortium = hub.consortium.create("kills", f"127.0.0.1:{port}", "hub", passphrase=None, now=now - _DAY)
@@ -218,9 +228,9 @@ def found(folder: Path, pause: float = 0.0) -> Iterator[Founded]:
             install(
                 home.site, invitation, Credential(member.certificate, member.statement, me.statement, me.revocations)
             )
-            (home.site.folder / "policy.toml").write_text(EXAMPLE)
+            (home.site.folder / "policy.toml").write_text(PLAIN_POLICY)
             command = ("site", "run", "--home", str(home.folder))
-            founded.sites[name] = Process(command, folder / f"{name}.log", ("--light", str(pause)))
+            founded.sites[name] = Process(command, folder / f"{name}.log", ("--light", str(pause), *options))
             founded.sites[name].start()
             ending.callback(founded.sites[name].end)
         founded.introduce(url_in(hub.coordinator.folder))
@@ -392,10 +402,12 @@ class Study:
         kept: dict[str, set[str]] = {record.id: _named(record) for record in self.jobs()}
         files = [path for path in (self.payloads / "jobs").rglob("*") if path.is_file()]
         orphans = [path for path in files if path.name not in kept.get(path.parent.name, ())]
-        orphans += [path for path in (self.payloads / "spool").rglob("*") if path.is_file()]
+        for room in ("spool", "sealed"):
+            orphans += [path for path in (self.payloads / room).rglob("*") if path.is_file()]
         for name in SITES:
             site = self.founded.home(name).site.folder
             orphans += [*(site / "work").glob(f"{job}*"), *(site / "journal").glob(f"{job}*")]
+            orphans += [path for path in (site / "updates").rglob("*") if path.is_file()]
         return [str(path) for path in orphans]
 
 
@@ -423,7 +435,7 @@ def _named(record: JobRecord) -> set[str]:
 
 
 def soak(minutes: float, seed: int, url: str) -> None:
-    """Runs one job after another while processes are killed; fails at the first that lost or doubled something.
+    """Runs a plain job and a sealed one in turn while processes are killed; fails at the first that is not as it was.
 
     The store is a file, or at `url`, where there must be none yet.
     """
@@ -444,11 +456,12 @@ def soak(minutes: float, seed: int, url: str) -> None:
                     process.kill()
 
         with study.serving():
-            expected = learnt(study.exactly_once(study.submit()))
+            texts = [job_text(privacy=privacy) for privacy in (PLAIN, SEALED)]
+            expected = [learnt(study.exactly_once(study.submit(text))) for text in texts]
             study.meanwhile = strike
             jobs = 0
             while time.monotonic() < end:
-                study.exactly_once(study.submit(), expected)
+                study.exactly_once(study.submit(texts[jobs % 2]), expected[jobs % 2])
                 jobs += 1
                 deaths = ", ".join(f"{process.log.stem} {process.deaths}" for process in processes)
                 print(f"{jobs} jobs, each round of each exactly once; kills: {deaths}", flush=True)  # noqa: T201 - its output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -45,15 +46,17 @@ from parley.commands.site import approved, door
 from parley.dialling import line
 from parley.homes import Home
 from privacy import identity
-from tests.faults.outside import SITES, Founded, Process, Study, found, job_text, learnt
+from tests.faults.outside import PLAIN, ROUNDS, SEALED, SITES, Founded, Process, Study, found, job_text, learnt
 from tests.servers.postgresql import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from federation.messages import Credential, EnrolmentRequest, SiteView
     from tests.servers.postgresql import PostgreSQL
+
+    Undisturbed = Callable[..., tuple[object, ...]]
 
 pytestmark = [
     pytest.mark.kill,
@@ -75,19 +78,22 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Founded]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(founded: Founded, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """What a job of three rounds comes to when nobody is killed."""
-    study = Study.of(founded, tmp_path_factory.mktemp("undisturbed"))
-    with study.serving():
-        return learnt(study.exactly_once(study.submit()))
+def undisturbed(founded: Founded, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What a job comes to when nobody is killed, by what it says of privacy and its number of rounds."""
+
+    @functools.cache
+    def comes_to(privacy: str = PLAIN, rounds: int = ROUNDS) -> tuple[object, ...]:
+        study = Study.of(founded, tmp_path_factory.mktemp("undisturbed"))
+        with study.serving():
+            return learnt(study.exactly_once(study.submit(job_text(rounds, privacy=privacy))))
+
+    return comes_to
 
 
 @pytest.fixture(scope="module")
-def undisturbed_long(founded: Founded, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """What the same job comes to with many rounds."""
-    study = Study.of(founded, tmp_path_factory.mktemp("undisturbed"))
-    with study.serving():
-        return learnt(study.exactly_once(study.submit(job_text(rounds=MANY))))
+def undisturbed_long(undisturbed: Undisturbed) -> tuple[object, ...]:
+    """What a plain job comes to with many rounds."""
+    return undisturbed(rounds=MANY)
 
 
 @pytest.fixture(scope="module")
@@ -168,33 +174,85 @@ ENDING = (
     f"before:{CONDUCT}._tidy 7",
 )
 
+SUMS = "coordinator.sealed:SealedSums"
+SUMMING = (  # under secure aggregation, one stage of its machine after the other; step 2 is the first to train
+    f"after:{SEND}?JobOffer 2",
+    f"before:{SUMS}._send?Epoch 2",  # idle: one site makes keys, the others were not asked
+    f"before:{SUMS}._send?Keys 3",  # some have one another's keys
+    f"before:{SUMS}._send?Encaps 2",
+    f"before:{STORE}.set_standing 8",
+    f"after:{STORE}.set_standing 8",  # gathering
+    f"before:{SUMS}._send?Train 5",
+    f"before:{SUMS}.hear 17",  # one site is ready, or two
+    f"before:{STORE}.set_standing 9",
+    f"after:{STORE}.set_standing 9",  # an attempt is chosen and stored, and nobody has heard of it
+    f"before:{SUMS}._send?RoundStart 5",  # uploading
+    f"after:{SUMS}._send?RoundStart 6",
+    f"before:{BLOBS}:Incoming.append 6",  # half a masked vector is there
+    f"after:{BLOBS}:Incoming.finish 5",  # a whole one, of which the machine does not know
+    f"before:{STORE}.set_standing 10",  # all of them, and nobody may open
+    f"after:{STORE}.set_standing 10",  # opening
+    f"before:{SUMS}._send?Full 5",  # one site may open, the others not
+    f"before:{STORE}.set_standing 11",
+    f"after:{STORE}.set_standing 11",  # one site has opened
+    f"before:{STORE}.set_standing 13",
+    f"after:{STORE}.set_standing 13",  # summing: all have
+    "before:coordinator.secure_sums:perform 2",
+    "after:coordinator.secure_sums:perform 2",  # summed, which stands nowhere yet
+    "before:coordinator.arithmetic:Arithmetic.complete 2",
+    "after:coordinator.arithmetic:Arithmetic.complete 2",
+    "before:federation.audit:AuditLog.extend 20",
+    "after:federation.audit:AuditLog.extend 25",
+    f"before:{STORE}.commit_step 2",
+    f"after:{STORE}.commit_step 2",  # the next step may begin, and the sites have no RESULT
+    f"before:{SUMS}._send?Result 5",
+    f"after:{SUMS}._send?Result 6",
+    f"before:{SUMS}._drop_round 2",
+    f"after:{CONDUCT}._tidy 2",
+    f"before:{SEND}?StepEnded 4",
+)
+CLOSING = (*ENDING[:3], f"before:{SUMS}._close 1", *ENDING[3:])
 
-def named(point: str) -> str:
-    """A point as the id of a test."""
-    where, _, count = point.rpartition(" ")
+COORDINATORS = [
+    *((PLAIN, point) for point in (*SUBMITTING, *WORKING, *ENDING)),
+    *((SEALED, point) for point in (SUBMITTING[-1], *SUMMING, *CLOSING)),
+]
+
+
+def named(value: str) -> str:
+    """A point, or what a job says of privacy, as the id of a test."""
+    if ":" not in value:
+        return {PLAIN: "plain", SEALED: "rostersum"}[value]
+    where, _, count = value.rpartition(" ")
     when, module, function = where.split(":")
     return f"{when} {module.rpartition('.')[2]}.{function} {count}".replace(" ", "-")
 
 
-@pytest.mark.parametrize("point", [*SUBMITTING, *WORKING, *ENDING], ids=named)
+@pytest.mark.parametrize(("privacy", "point"), COORDINATORS, ids=named)
 def test_a_coordinator_killed_at_any_point_loses_and_doubles_nothing(
-    in_file: Study, undisturbed: tuple[object, ...], point: str
+    in_file: Study, undisturbed: Undisturbed, privacy: str, point: str
 ) -> None:
     """Started again it goes on, and ends with the very same models; no payload, file or note is left over."""
+    expected = undisturbed(privacy)
     with in_file.serving(point):
-        in_file.exactly_once(in_file.submit(), undisturbed)
+        in_file.exactly_once(in_file.submit(job_text(privacy=privacy)), expected)
         in_file.until(lambda: in_file.coordinator.deaths == 1, f"a death at {point}")
     assert len(in_file.jobs()) == 1
 
 
+@pytest.mark.parametrize(
+    ("privacy", "points", "rounds"),
+    [(PLAIN, WORKING, MANY), (SEALED, SUMMING[::2], 2 * MANY)],
+    ids=["plain", "rostersum"],
+)
 def test_a_coordinator_killed_at_every_point_in_turn_loses_and_doubles_nothing(
-    on_server: Study, undisturbed_long: tuple[object, ...]
+    on_server: Study, undisturbed: Undisturbed, privacy: str, points: tuple[str, ...], rounds: int
 ) -> None:
     """One job with its store on a server outlives them all, each life of the coordinator ended at another point."""
-    commit = f"{STORE}.commit_step 1"
-    fates = (*WORKING, "before:coordinator.registry:card 1", f"before:{commit}", f"after:{commit}", *ENDING[3:5])
+    commit, expected = f"{STORE}.commit_step 1", undisturbed(privacy, rounds)
+    fates = (*points, "before:coordinator.registry:card 1", f"before:{commit}", f"after:{commit}", *ENDING[3:5])
     with on_server.serving(*fates):
-        on_server.exactly_once(on_server.submit(job_text(rounds=MANY)), undisturbed_long)
+        on_server.exactly_once(on_server.submit(job_text(rounds, privacy=privacy)), expected)
         on_server.until(lambda: on_server.coordinator.deaths == len(fates), "all deaths")
     assert len(on_server.jobs()) == 1
 
@@ -216,42 +274,80 @@ def test_a_stop_that_was_stored_outlives_the_coordinator(in_file: Study) -> None
 # ------------------------------------------------------------------------------------------------------------- a site
 
 AGENT, JOURNAL = "client.agent:Agent", "client.journal:Journal"
+VAULT, HELD, SAID = "client.vault:Vault", "client.masking:Contributions", "client.session:Session"
+
+ALONE = (
+    f"before:{AGENT}._check 1",
+    f"after:{AGENT}._check 1",  # the job is accepted, and nobody has heard of it
+    f"before:{AGENT}._fetch 2",  # it was accepted, and a step begun
+    f"before:{BLOBS}:Incoming.append 2",  # half a model is there
+    f"after:{AGENT}._fetch 2",
+    f"after:{BLOBS}:BlobStore.adopt 3",  # some of the payloads are
+    f"after:{AGENT}._train 2",  # a result of which nobody knows
+    f"before:{JOURNAL}.keep 2",
+    "before:federation.files:sync_folder 2",  # a note of it that may not outlive a power cut
+    f"after:{JOURNAL}.keep 2",
+    f"before:{AGENT}._upload 4",
+    f"after:{AGENT}._upload 4",
+    "before:federation.codec:encode_from_site?Contribution 2",
+    "after:federation.codec:encode_from_site?Contribution 2",
+    "before:client.session:Session._ended 2",  # it was counted, and the site does not know
+    f"before:{JOURNAL}.forget 1",
+    f"after:{JOURNAL}.forget 1",
+)
+_ENCODE = "privacy.secure_aggregation.rostersum.messages:encode"
+MASKED = (  # under secure aggregation, one state of its machine and one durable point after the other
+    f"after:{AGENT}._check 1",
+    f"before:{VAULT}.persist 1",  # F1: the job is accepted
+    f"after:{VAULT}.persist 1",
+    f"before:{VAULT}.persist 2",  # F2: epoch and generation of keys
+    f"after:{VAULT}.persist 2",
+    f"before:{_ENCODE}?Keys 1",
+    f"before:{AGENT}._contribute 2",  # working
+    f"after:{HELD}.prepare 2",
+    f"before:{_ENCODE}?Ready 3",
+    f"after:{_ENCODE}?Ready 4",  # ready
+    f"before:{VAULT}.persist 6",  # F3: the attempt, before any mask
+    f"after:{VAULT}.persist 6",
+    f"before:{HELD}.mask 2",  # masking
+    f"before:{HELD}._masked 2",
+    f"after:{HELD}.mask 2",
+    f"before:{_ENCODE}?Upload 3",
+    f"after:{_ENCODE}?Upload 4",  # uploaded, while some or all of the vector is missing
+    "before:client.connection:Connection.upload 2",
+    "after:client.connection:Connection.upload 2",
+    f"before:{_ENCODE}?Full 2",  # FULL has come
+    f"before:{VAULT}.persist 7",  # F4: what it opens, before that leaves
+    f"after:{VAULT}.persist 7",
+    f"before:{HELD}.erase 2",
+    f"after:{HELD}.abandon 2",
+    f"after:{_ENCODE}?Open 6",  # opened
+    "before:federation.audit:AuditLog.extend 18",
+    "after:federation.audit:AuditLog.extend 18",
+    f"before:{VAULT}.persist 8",  # RESULT has come
+    f"after:{VAULT}.persist 8",
+    f"before:{SAID}._ended 2",
+    f"before:{SAID}._closed 1",
+    f"after:{SAID}._closed 1",  # CLOSE has come, and is not durable
+    f"before:{JOURNAL}.forget 1",  # F5: closed
+)
 
 
 @pytest.mark.parametrize(
-    "point",
-    [
-        f"before:{AGENT}._check 1",
-        f"after:{AGENT}._check 1",  # the job is accepted, and nobody has heard of it
-        f"before:{AGENT}._fetch 2",  # it was accepted, and a step begun
-        f"before:{BLOBS}:Incoming.append 2",  # half a model is there
-        f"after:{AGENT}._fetch 2",
-        f"after:{BLOBS}:BlobStore.adopt 3",  # some of the payloads are
-        f"after:{AGENT}._train 2",  # a result of which nobody knows
-        f"before:{JOURNAL}.keep 2",
-        "before:federation.files:sync_folder 2",  # a note of it that may not outlive a power cut
-        f"after:{JOURNAL}.keep 2",
-        f"before:{AGENT}._upload 4",
-        f"after:{AGENT}._upload 4",
-        "before:federation.codec:encode_from_site?Contribution 2",
-        "after:federation.codec:encode_from_site?Contribution 2",
-        "before:client.session:Session._ended 2",  # it was counted, and the site does not know
-        f"before:{JOURNAL}.forget 1",
-        f"after:{JOURNAL}.forget 1",
-    ],
-    ids=named,
+    ("privacy", "point"), [*((PLAIN, point) for point in ALONE), *((SEALED, point) for point in MASKED)], ids=named
 )
 def test_a_site_killed_at_any_point_loses_and_doubles_nothing(
-    founded: Founded, in_file: Study, undisturbed: tuple[object, ...], point: str
+    founded: Founded, in_file: Study, undisturbed: Undisturbed, privacy: str, point: str
 ) -> None:
     """Started again it takes its place, and the job ends with the very same models; nothing is left over anywhere."""
+    expected = undisturbed(privacy)
     site = founded.sites["b"]
     site.end()
     before = site.deaths
     site.start(point)
     with in_file.serving():
-        job = in_file.submit()
-        in_file.exactly_once(job, undisturbed)
+        job = in_file.submit(job_text(privacy=privacy))
+        in_file.exactly_once(job, expected)
         in_file.until(lambda: site.deaths == before + 1, f"a death at {point}")
         in_file.nothing_left(job)
 
@@ -501,15 +597,16 @@ def locked(url: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("where", ["coordinator", "site"])
 def test_a_clock_that_is_set_back_changes_nothing(
-    founded: Founded, in_file: Study, undisturbed: tuple[object, ...], where: str
+    founded: Founded, in_file: Study, undisturbed: Undisturbed, where: str
 ) -> None:
     """By an hour, in the middle of a step."""
+    expected = undisturbed()
     back, site = "--set-back 3600", founded.sites["b"]
     if where == "site":
         site.end()
         site.start(f"before:{AGENT}._train 2 {back}")
     with in_file.serving(*([f"before:{CONDUCT}.heard?Contribution 5 {back}"] if where == "coordinator" else [])):
-        in_file.exactly_once(in_file.submit(), undisturbed)
+        in_file.exactly_once(in_file.submit(), expected)
         assert in_file.coordinator.deaths == 0
     if where == "coordinator":
         _, steps = in_file.over(in_file.jobs()[0].id)

@@ -12,7 +12,7 @@ from client import doctor
 from client.agent import Agent
 from client.connection import Connection
 from client.doctor import Level
-from client.policy import EXAMPLE, parse
+from client.policy import parse
 from client.proxy import Proxy as Named
 from client.proxy import chosen
 from client.session_events import SiteIdentity
@@ -20,6 +20,7 @@ from federation.errors import UnreachableError
 from federation.messages import ApproveEnrolment, EnrolmentState, ListJobs, Role
 from privacy import identity
 from privacy.identity import MemberKeys
+from simulations.bare_site import PLAIN_POLICY
 from tests.consortium import soon, until
 from tests.faults.conftest import LightWork
 from tests.faults.network import Inspector, Proxy
@@ -50,7 +51,7 @@ def _proxy(credentials: str = "", inspector: Inspector | None = None) -> Proxy:
 
 def _agent(line: Line, member: Person, consortium: Consortium, folder: Path) -> Agent:
     me = SiteIdentity(member.statement, consortium.root.public, consortium.nobody)
-    rules = parse(EXAMPLE, "policy.toml")
+    rules = parse(PLAIN_POLICY, "policy.toml")
     return Agent(folder, line, me, lambda: rules, lambda _: None, LightWork())
 
 

@@ -3,9 +3,7 @@
 import errno
 import os
 import stat
-import threading
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +14,6 @@ from federation.errors import RemoteProtocolError, StorageError
 
 CONTENT = b"what a site computed" * 100
 REF = BlobRef.of(CONTENT)
-_PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -155,34 +152,6 @@ def test_a_transfer_that_has_ended_takes_nothing_more(store: BlobStore, act: str
     incoming.pause()
     with pytest.raises(RemoteProtocolError, match=r"has ended.*continue it in a new transfer"):
         incoming.append(CONTENT) if act == "append" else incoming.finish()
-
-
-def test_a_pause_waits_for_the_chunk_that_another_thread_is_adding(
-    store: BlobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever takes a transfer over while its last chunk is being written and hashed goes on behind that chunk."""
-    content = b"the whole payload"
-    incoming = store.receive(BlobRef.of(content))
-    writing, going_on = threading.Event(), threading.Event()
-    write = incoming._file.write
-
-    def slow(chunk: bytes) -> int:
-        writing.set()
-        assert going_on.wait(_PATIENCE)
-        return write(chunk)
-
-    monkeypatch.setattr(incoming, "_file", mock.Mock(wraps=incoming._file, write=slow, closed=False))
-    adding = threading.Thread(target=incoming.append, args=(content[:9],))
-    adding.start()
-    assert writing.wait(_PATIENCE)
-    pausing = threading.Thread(target=incoming.pause)
-    pausing.start()
-    pausing.join(0.1)
-    assert pausing.is_alive()
-    going_on.set()
-    adding.join(_PATIENCE)
-    pausing.join(_PATIENCE)
-    assert store.receive(BlobRef.of(content)).offset == 9
 
 
 def test_bytes_that_changed_under_their_name_are_not_intact(store: BlobStore) -> None:

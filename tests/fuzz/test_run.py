@@ -95,6 +95,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "behind": st.frozensets(sites),
     "members": st.frozensets(sites),
     "declined": st.lists(st.tuples(sites, st.just("its data"))).map(tuple),
+    "missing": st.lists(st.tuples(sites, st.just("its group"))).map(tuple),
     "waits": st.just("their work"),
     "step": st.integers(1, 6),
     "attempt": st.integers(0, 3),

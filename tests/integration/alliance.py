@@ -23,6 +23,7 @@ from coordinator.records import StepRecord
 from coordinator.store import StoreReader, url_in
 from parley.__main__ import main
 from parley.homes import Consortium, Home
+from simulations.bare_site import PLAIN_POLICY
 from tests.consortium import free_port
 
 SITES = ("athens", "berlin", "cork")
@@ -306,13 +307,15 @@ class Alliance:
         return self.admin_does("consortium", "invite", name, *options, *self.unlocked).out.strip()
 
     def enrol(self, *names: str, role: str = "site") -> None:
-        """Newcomers join, in processes of their own, and the administrator approves them."""
+        """Newcomers join, in processes of their own, and the administrator approves them; sites allow plain jobs."""
         joining = [started(self.home(name), role, "join", self.invitation(name, "--role", role)) for name in names]
         for name, process in zip(names, joining, strict=True):
             self.until_pending(name)
             self.admin_does("consortium", "approve", name, "--yes", *self.unlocked)
             said = self._good(ended(process))
             assert f"{name} is a member of study." in said.out
+            if role == "site":
+                (self.home(name) / "site" / "policy.toml").write_text(PLAIN_POLICY)
 
     def pending(self) -> list[dict[str, Any]]:
         """Who waits for approval."""

@@ -71,6 +71,17 @@ def test_a_site_s_own_policy_has_the_last_word(alliance: Alliance) -> None:
     alliance.finished(alliance.submit(job_file(rounds=1)))
 
 
+def test_a_site_whose_policy_does_not_say_so_takes_part_in_no_plain_job(alliance: Alliance) -> None:
+    """What a new site's file says; the same job is done when it is summed securely, or once the file says so."""
+    with policy(alliance, "cork", "allow_plain_aggregation = true", "allow_plain_aggregation = false"):
+        view = failed(alliance, job_file(rounds=1))
+        wanted = "privacy.secure_aggregation: this site's policy does not let the coordinator see its update"
+        assert f"cork: {wanted}" in str(view["reason"])
+        assert "may set allow_plain_aggregation = true" in str(view["reason"])
+        alliance.finished(alliance.submit(job_file(rounds=1, privacy="")))
+    alliance.finished(alliance.submit(job_file(rounds=1)))
+
+
 def test_a_broken_policy_leaves_the_last_good_one_in_force(alliance: Alliance) -> None:
     """The site goes on under it, and its log says what is wrong."""
     with policy(alliance, "cork", "minimum_sites = 2", "minimum_sites = "):

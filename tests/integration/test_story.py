@@ -13,7 +13,8 @@ from serving.predictor import Predictor
 from tests.integration.alliance import SITES, Alliance, command, ended, job_file, started
 
 ROUNDS = 6
-TEXT = job_file(rounds=ROUNDS)
+TEXT = job_file(rounds=ROUNDS, privacy="")
+"""Under what a job has that asks for nothing else: secure aggregation."""
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from federation import plugins
 from federation.errors import ConfigurationError
-from federation.job import LARGEST, CategoricalColumn, Job, NumericColumn, digest, parse
+from federation.job import LARGEST, CategoricalColumn, Job, NumericColumn, Privacy, digest, parse
 from parley.commands import job_files
 
 APP = typer.Typer()
@@ -96,6 +96,7 @@ def test_the_defaults_that_the_example_tells_are_the_defaults() -> None:
     settings = {name: plugins.load("strategies", name).Settings(name=name) for name in plugins.names("strategies")}
     assert sections["training"] == {key: getattr(job.training, key) for key in sections["training"]}
     assert sections["data.split"] == {"column": job.data.split.column}
+    assert Privacy.model_validate(sections["privacy"]) == Privacy(weighting="records")  # unless churn is open
     assert sections["model"] == {
         "hidden": [32],
         "dropout": plugins.load("tasks.models", "mlp").Settings(name="mlp").dropout,
@@ -107,6 +108,7 @@ def test_the_defaults_that_the_example_tells_are_the_defaults() -> None:
         "beta1": settings["fedadam"].beta1,
         "beta2": settings["fedyogi"].beta2,
         "tau": settings["fedadagrad"].tau,
+        "beta": settings["trimmed_mean"].beta,
     }
 
 
@@ -165,11 +167,19 @@ def test_check_tells_a_right_job_in_plain_words(file: Path) -> None:
         "fedavg: learning_rate 1.0",
         "at most 50; stops after 8 rounds in which loss got no better; the final model is the best by auc",
         "waits for 4 sites (any member that serves the data set); a round counts with 4 of them",
-        "No record leaves its site. The coordinator sees each site's update",
-        "only if its policy allows that",
+        "No record leaves its site. The coordinator sees sums over many sites (RosterSum) and no site's own update",
         digest(file.read_text()).hex(),
     ]:
         assert expected in words
+
+
+def test_check_tells_what_plain_aggregation_shows(file: Path) -> None:
+    """A job has it only by a line of its own."""
+    assert parse(job_files.example()).privacy == Privacy()
+    file.write_text(file.read_text().replace('# secure_aggregation = "rostersum"', 'secure_aggregation = "plain"'))
+    words = one_line(run("check", file).stdout)
+    assert "No record leaves its site. The coordinator sees each site's update" in words
+    assert "only if its policy allows that" in words
 
 
 def test_check_tells_the_other_choices_too(file: Path) -> None:
@@ -311,8 +321,7 @@ def test_checking_a_job_needs_no_heavy_library() -> None:
 )
 def test_check_tells_who_may_be_missing_from_a_sum_and_its_price(file: Path, privacy: str, words: str) -> None:
     """Secure aggregation is what a job has that does not ask for plain."""
-    line = next(line for line in file.read_text().splitlines() if line.startswith("secure_aggregation"))
-    file.write_text(file.read_text().replace(line, privacy))
+    file.write_text(f"{file.read_text()}{privacy}\n")
     told = one_line(run("check", file).stdout)
     assert words in told
     assert "no site's own update" in told

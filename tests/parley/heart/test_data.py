@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from federation.errors import ConfigurationError, DataContractError, StorageError, UnreachableError
+from federation.job import Privacy, parse
 from parley.heart import data
 
 FEATURES = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
@@ -263,6 +264,14 @@ def test_seed_0_is_the_committed_split_and_others_draw_their_own() -> None:
     assert first["data"].pop("split") == {"method": "column", "column": "split"}
     assert third["data"].pop("split") == {"method": "stratified", "test_fraction": 0.34, "seed": 3}
     assert first == third
+
+
+def test_the_job_is_summed_securely_unless_it_is_made_plain() -> None:
+    """The reference is the same job but for that line."""
+    secure, plain = parse(data.job_template()), parse(data.plain(data.job_template()))
+
+    assert (secure.privacy, plain.privacy) == (Privacy(), Privacy(secure_aggregation="plain"))
+    assert plain.model_copy(update={"privacy": secure.privacy}) == secure
 
 
 def test_a_job_without_marks_or_a_negative_seed_is_refused() -> None:

@@ -137,6 +137,25 @@ def test_s1_a_site_joins_only_with_enough_rows(bench: Make, rule: Rule, data: di
     assert "fewer than" in refused.reasons[0].problem
 
 
+@pytest.mark.parametrize(("least", "rarest", "joins"), [(5, 4, False), (1, 0, False), (0, 0, True), (20, 19, False)])
+def test_s1_rows_of_each_class_are_the_sites_own_word(bench: Make, least: int, rarest: int, *, joins: bool) -> None:
+    """The floor's line moves it, down to a class that is not here at all; the job says nothing of it."""
+    b = bench(ready=False, floor={"rows_of_each_class": least})
+    assert offered(b, rarest=rarest)[0] == ([] if joins else [Rule.DATA_CLASSES])
+    assert "rows_of_each_class" not in str(b.terms)
+
+
+def test_s1_a_class_that_is_too_rare_is_refused_with_the_line_and_its_price(bench: Make) -> None:
+    """The administrator reads which line of which file it is, and what it would give away."""
+    b = bench(ready=False)
+    offered(b, rarest=1)
+    (refused,) = b.of(b.effects[0], JobRefused)
+    (reason,) = refused.reasons
+    assert reason.problem.endswith("a class has fewer than 5 rows here")
+    assert "this site's administrator may lower rows_of_each_class in the policy's [secure_aggregation]" in reason.fix
+    assert "whoever knows the other sites' counts of a class learns that" in reason.fix
+
+
 def test_s1_an_evaluation_counts_its_test_rows(bench: Make, evaluation: Plan) -> None:
     """Rows to train on do not make up for them."""
     assert offered(bench(3, (evaluation,), ready=False), test_rows=9)[0] == [Rule.DATA_ROWS]
@@ -145,10 +164,22 @@ def test_s1_an_evaluation_counts_its_test_rows(bench: Make, evaluation: Plan) ->
 @pytest.mark.parametrize(("weighting", "w_min"), [(Weighting.DECLARED, 6), (Weighting.RECORDS, 1001)])
 def test_who_weighs_less_than_w_min_does_not_join(bench: Make, train: Plan, weighting: Weighting, w_min: int) -> None:
     """Its weight would be clipped upwards in each round."""
-    b = bench(3, (weighed(train, weighting, w_min),), ready=False, floor={"declared": 5})
+    limits = {"declared": 5, "rows_asked_most": 1001}
+    b = bench(3, (weighed(train, weighting, w_min),), ready=False, floor=limits)
     assert offered(b)[0] == [Rule.DATA_WEIGHT]
-    b = bench(3, (weighed(train, weighting, w_min - 1),), ready=False, floor={"declared": 5})
+    b = bench(3, (weighed(train, weighting, w_min - 1),), ready=False, floor=limits)
     assert offered(b)[0] == []
+
+
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_a_job_that_asks_for_more_rows_than_the_floor_lets_it_is_refused_whatever_the_rows(
+    bench: Make, train: Plan, rows: int
+) -> None:
+    """By `rows_min`, and by the least weight where records weigh: no other word says what the comparison would."""
+    for plan in (replace(train, rows_min=11), weighed(train, Weighting.RECORDS, 11)):
+        assert offered(bench(3, (plan,), ready=False), rows=rows)[0] == [Rule.FLOOR_ROWS]
+        assert offered(bench(3, (plan,), ready=False, floor={"rows_asked_most": 11}), rows=1000)[0] == []
+    assert offered(bench(3, (weighed(train, Weighting.DECLARED, 11),), ready=False, floor={"declared": 11}))[0] == []
 
 
 # ------------------------------------------------------------------------------------------------------- accepted once
@@ -233,7 +264,7 @@ def asked(b: Any, count: int) -> None:
 
 def test_i27_a_ninth_exact_statistic_of_a_family_is_refused_ever(bench: Make, stat: Plan) -> None:
     """Eight distinct ones, over all jobs; one that was asked before is free."""
-    b = bench(3, (stat,))
+    b = bench(3, (stat,), floor={"rows_asked_most": 11})
     b.train(1, plan_id=2)
     b.upload(0, b.start(1, plan_id=2))
     assert b.durable(0).families == (Family("hearts", b.terms.cell_hash(0), b.data.table, (stat.digest,)),)
@@ -309,6 +340,6 @@ def test_a_plan_that_the_job_does_not_have_is_refused(bench: Make) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x", canonical.enc("rostersum-site-1", (), ())])
 def test_a_stored_state_that_cannot_be_read_is_refused(content: bytes) -> None:
-    """The administrator is told what to re-enter before it serves."""
-    with pytest.raises(StorageError, match="re-enter pins"):
+    """The administrator is told what to put back, or to run, before it serves."""
+    with pytest.raises(StorageError, match="run: parley site restore"):
         Durable.decode(content)

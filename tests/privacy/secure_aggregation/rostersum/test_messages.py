@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.errors import RemoteProtocolError
-from privacy.crypto import canonical
+from privacy.crypto import canonical, signatures
 from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum.messages import (
     MESSAGES,
@@ -68,6 +68,52 @@ def test_there_is_one_example_of_every_message() -> None:
 def test_a_message_comes_back_as_it_was(message: Message) -> None:
     """Its encoding gives the same message, byte for byte."""
     assert messages.decode(messages.encode(message)) == message
+
+
+def test_what_is_known_of_a_message_is_not_known_of_its_copies(consortium: Make) -> None:
+    """A verified signature, keys' digest, context and transcript are worked out once, and anew for other fields."""
+    key, other = consortium().sites[:2]
+    vk, wrong = key.public_key().public_bytes_raw(), other.public_key().public_bytes_raw()
+    for example in EXAMPLES:
+        signed = messages.sign(example, key)
+        assert messages.verify(signed, vk)
+        assert not messages.verify(signed, wrong)
+        assert messages.verify(signed, vk)
+        assert not messages.verify(replace(signed, signature=bytes(64)), vk)
+        assert not messages.verify(messages.decode(messages.encode(replace(signed, signature=bytes(64)))), vk)
+    keys, start = Keys(H, 1, 2, 3, H, b"", H), RoundStart(H, 1, 2, 3, 4, (0, 1, 2), H, H, H)
+    full = Full(H, (Entry(0, H, H, bytes(64)),), ())
+    changed = replace(keys, gen=4), replace(start, a=4), replace(full, entries=(Entry(1, H, H, bytes(64)),))
+    assert (keys.digest, start.ctx, full.transcript) == (keys.digest, start.ctx, full.transcript)
+    assert keys.digest != changed[0].digest == Keys(H, 1, 2, 4, H, b"", H).digest
+    assert start.ctx != changed[1].ctx == RoundStart(H, 1, 2, 4, 4, (0, 1, 2), H, H, H).ctx
+    assert full.transcript != changed[2].transcript == messages.transcript(H, changed[2].entries)
+
+
+def test_nothing_is_verified_twice(consortium: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signature that was found right is not worked out again for the same key; one that was wrong is."""
+    key = consortium().sites[0]
+    vk = key.public_key().public_bytes_raw()
+    right, wrong = messages.sign(Close(H), key), Close(H)
+    asked: list[bytes] = []
+    verify = signatures.verify
+
+    def counted(vk: bytes, signature: bytes, *stated: Any) -> bool:
+        asked.append(signature)
+        return verify(vk, signature, *stated)
+
+    monkeypatch.setattr(signatures, "verify", counted)
+    assert [messages.verify(right, vk) for _ in range(3)] == [True] * 3
+    assert [messages.verify(wrong, vk) for _ in range(2)] == [False] * 2
+    assert asked == [right.signature, wrong.signature, wrong.signature]
+
+
+def test_a_site_of_a_hundred_says_less_than_25_kb_beside_its_vector() -> None:
+    """READY, UPLOAD with a sealed share for each other member, and OPEN: all that a site sends in a round."""
+    seals = tuple(Seal(idx, bytes(49)) for idx in range(1, 100))
+    said = Ready(H, 1, 2, 3, H, H, 0, H), Upload(H, 0, H, H, seals), Open(H, 0, H, H)
+
+    assert sum(len(messages.encode(each)) for each in said) < 25_000
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.TAG)
