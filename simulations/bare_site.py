@@ -5,11 +5,14 @@
 
 import argparse
 import asyncio
+import contextlib
+import hashlib
 import json
 import logging
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Self, assert_never
@@ -20,8 +23,10 @@ from client.agent import Agent
 from client.connection import Line
 from client.policy import example, parse
 from client.session_events import SiteIdentity
+from client.summing import Sealing
 from client.training import protocol
-from federation import codec, plugins
+from client.vault import Vault, vault_in, witness_in
+from federation import audit, codec, plugins
 from federation.job import parse as parse_job
 from federation.messages import MembershipStatement, RevocationList, Role
 from federation.vector import BLOCK, F32
@@ -37,6 +42,8 @@ PLAIN_POLICY = example(plain=True)
 _FILE = "membership.json"
 _ROWS = 100
 """Rows of the evaluation that a bare site makes up, and its weight: all such sites weigh the same."""
+_TABLE = protocol.Table(hashlib.sha256(b"made up").hexdigest(), _ROWS, _ROWS, _ROWS // 2)
+"""What a bare site says under secure aggregation that it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Membership:
 
     me: SiteIdentity
     line: Line
+    keys: MemberKeys = field(repr=False)
 
     @classmethod
     def sign(
@@ -55,7 +63,7 @@ class Membership:
         certificate, statement = root.approve(identity.request_for(name, name, role, keys, "bare"), now)
         tls_name = identity.tls_name(coordinator, root.consortium)
         line = Line(address, tls_name, root.certificate_pem, certificate, keys.tls_pem, codec.encode(statement))
-        return cls(SiteIdentity(statement, root.public, revocations), line)
+        return cls(SiteIdentity(statement, root.public, revocations), line, keys)
 
     def store(self, folder: Path) -> None:
         """Puts it into a file of `folder`, for `load`."""
@@ -66,6 +74,7 @@ class Membership:
             "root": line.root_certificate.decode(),
             "certificate": line.certificate.decode(),
             "tls_key": line.tls_key.decode(),
+            "protocol_key": self.keys.protocol_pem.decode(),
             "statement": line.statement.hex(),
             "revocations": codec.encode(self.me.revocations).hex(),
         }
@@ -77,14 +86,17 @@ class Membership:
     def load(cls, folder: Path) -> Self:
         """The membership that `store` put into `folder`."""
         content = json.loads((folder / _FILE).read_text())
-        root, certificate, key = (content[name].encode() for name in ("root", "certificate", "tls_key"))
+        root, certificate, key, protocol_key = (
+            content[name].encode() for name in ("root", "certificate", "tls_key", "protocol_key")
+        )
         encoded = bytes.fromhex(content["statement"])
         me = SiteIdentity(
             codec.decode(MembershipStatement, encoded),
             RootCertificate.parse(root),
             codec.decode(RevocationList, bytes.fromhex(content["revocations"])),
         )
-        return cls(me, Line(content["address"], content["tls_name"], root, certificate, key, encoded))
+        line = Line(content["address"], content["tls_name"], root, certificate, key, encoded)
+        return cls(me, line, MemberKeys.load(key, protocol_key))
 
 
 def prepare(path: Path, values: int) -> None:
@@ -104,17 +116,19 @@ class PreparedWork:
 
     Args:
         vector: The update [values]; kept, and changed in its first value. It may be mapped from a file, copy on write.
+        secure: Whether its jobs are under secure aggregation, which asks what table was read.
     """
 
-    def __init__(self, vector: F32) -> None:
+    def __init__(self, vector: F32, *, secure: bool = False) -> None:
         self._vector = vector
+        self._table = _TABLE if secure else None
 
     async def ask(self, request: protocol.Request) -> protocol.Answer:
         """The trainer's answer to `request`, as far as it needs no data."""
         begun = time.perf_counter()
         match request:
             case protocol.Warm() | protocol.CheckData():
-                return protocol.Done()
+                return protocol.Done(table=self._table)
             case protocol.ComputeStatistics():
                 return protocol.Failed("data", "a bare site has no rows: give the job a task without statistics")
             case protocol.Train():
@@ -126,7 +140,7 @@ class PreparedWork:
             case _:
                 assert_never(request)
         await asyncio.to_thread(Path(request.output).write_bytes, content)
-        return protocol.Done(length, float(_ROWS), time.perf_counter() - begun)
+        return protocol.Done(length, float(_ROWS), time.perf_counter() - begun, table=self._table)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -141,20 +155,33 @@ def _evaluation(text: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return task.evaluate(outputs, np.arange(_ROWS) % max(2, task.outputs))
 
 
-async def _attend(folder: Path, path: Path) -> None:
+async def _attend(folder: Path, path: Path, *, secure: bool) -> None:
     member, policy = Membership.load(folder), parse(PLAIN_POLICY, "a bare site's policy")
     vector: F32 = np.load(path, mmap_mode="c")  # pages of the file, of which only the first is ever written to
-    agent = Agent(folder, member.line, member.me, lambda: policy, lambda _: None, PreparedWork(vector))
-    await agent.run()
+    work = PreparedWork(vector, secure=secure)
+    with contextlib.ExitStack() as open_files:
+        sealing = open_files.enter_context(_sealing(folder, member)) if secure else None
+        agent = Agent(folder, member.line, member.me, lambda: policy, lambda _: None, work, sealing)
+        await agent.run()
 
 
-async def _attend_all(folders: list[Path], path: Path) -> None:
+@contextlib.contextmanager
+def _sealing(folder: Path, member: Membership) -> Iterator[Sealing]:
+    statement = member.me.statement
+    with (
+        Vault(vault_in(folder), witness_in(folder)) as vault,
+        audit.AuditLog(folder / audit.FILE, audit.LogName(statement.name, statement.role.value), time.time()) as log,
+    ):
+        yield Sealing(member.keys.protocol, vault, log)
+
+
+async def _attend_all(folders: list[Path], path: Path, *, secure: bool) -> None:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with asyncio.TaskGroup() as sites:
         for folder in folders:
-            sites.create_task(_attend(folder, path))
+            sites.create_task(_attend(folder, path, secure=secure))
 
 
 def main() -> None:
@@ -162,10 +189,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds a membership")
     parser.add_argument("--vector", required=True, type=Path, help="the update: a .npy file of float32 values")
+    parser.add_argument("--secure", action="store_true", help="take part in jobs under secure aggregation as well")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     try:
-        asyncio.run(_attend_all(arguments.folders, arguments.vector))
+        asyncio.run(_attend_all(arguments.folders, arguments.vector, secure=arguments.secure))
     except (asyncio.CancelledError, KeyboardInterrupt):
         return
 

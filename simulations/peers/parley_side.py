@@ -71,12 +71,19 @@ minimum_sites = {sites}
 deadline_seconds = 3600
 
 [privacy]
-secure_aggregation = "plain"
+{privacy}
 """
+_PLAIN = 'secure_aggregation = "plain"'
+_SECURE = "clip = 1000.0"
+"""So that the prepared vectors are not cut down."""
 
 
-def measure(trial: Trial) -> Figures:
+def measure(trial: Trial, *, secure: bool = False) -> Figures:
     """What Parley's rounds cost: train and evaluate steps, with all that makes them durable.
+
+    Args:
+        trial: What is moved.
+        secure: Whether the steps are summed by RosterSum instead of in plain.
 
     Raises:
         ParleyError: A process ended, or the job did not finish.
@@ -85,8 +92,8 @@ def measure(trial: Trial) -> Figures:
     with Processes(trial.folder) as processes:
         deployment.serve(processes)
         for folder, update in zip(deployment.sites(len(trial.updates)), trial.updates, strict=True):
-            deployment.attend(processes, folder.name, (folder,), update)
-        job, marks = asyncio.run(_run(trial, processes, deployment))
+            deployment.attend(processes, folder.name, (folder,), update, secure=secure)
+        job, marks = asyncio.run(_run(trial, processes, deployment, secure=secure))
         peak = processes.peak_mb("coordinator")
     return figures(deployment.ends(job), marks, values=trial.size.values, peak=peak)
 
@@ -139,9 +146,12 @@ class Deployment:
             self.member(folder.name, Role.SITE).store(folder)
         return folders
 
-    def attend(self, processes: Processes, name: str, folders: Sequence[Path], update: Path) -> None:
+    def attend(
+        self, processes: Processes, name: str, folders: Sequence[Path], update: Path, *, secure: bool = False
+    ) -> None:
         """Starts the process `name`, in which the sites of these folders attend, with this vector for an update."""
         site = ("-P", "-m", "simulations.bare_site", *map(str, folders), "--vector", str(update))
+        site += ("--secure",) if secure else ()
         processes.start(name, sys.executable, *site)
 
     def ends(self, job: str) -> tuple[float, ...]:
@@ -161,7 +171,7 @@ def _parley(home: Path, *command: str) -> str:
     return done.stdout.strip()
 
 
-async def _run(trial: Trial, processes: Processes, deployment: Deployment) -> tuple[str, list[Mark]]:
+async def _run(trial: Trial, processes: Processes, deployment: Deployment, *, secure: bool) -> tuple[str, list[Mark]]:
     """Submits the job and watches it to its end: its id, and a mark for each view of it."""
     marks: list[Mark] = []
     ended = 0
@@ -175,7 +185,7 @@ async def _run(trial: Trial, processes: Processes, deployment: Deployment) -> tu
 
     async with Connection.opened(deployment.member("operator", Role.OPERATOR).line) as connection:
         await attended(connection, processes, len(trial.updates))
-        text = job_text(trial.size, rounds=trial.rounds, sites=len(trial.updates))
+        text = job_text(trial.size, rounds=trial.rounds, sites=len(trial.updates), secure=secure)
         job = await submitted(connection, trial.folder, text, trial.size, np.load(trial.model, mmap_mode="r"))
         await watched(connection, processes, job, seen)
     return job, marks
@@ -202,9 +212,10 @@ async def attended(
     raise processes.waited(_PATIENCE, f"{count} sites to attend")
 
 
-def job_text(size: Size, *, rounds: int, sites: int) -> str:
+def job_text(size: Size, *, rounds: int, sites: int, secure: bool = False) -> str:
     """A job of so many rounds with all of so many sites, whose model is of this size."""
-    return _JOB.format(hidden=size.hidden, rounds=rounds, sites=sites)
+    privacy = _SECURE if secure else _PLAIN
+    return _JOB.format(hidden=size.hidden, rounds=rounds, sites=sites, privacy=privacy)
 
 
 async def submitted(connection: Connection, folder: Path, text: str, size: Size, model: F32) -> str:

@@ -2,7 +2,8 @@
 
 Both move the same float32 vectors between a server and its sites on this machine, and nobody trains. Flower runs as its
 manual starts it: SuperLink, SuperNodes, the built-in FedAvg, no TLS, its state in memory, its evaluation off. Parley
-runs its coordinator with mutual TLS 1.3 and the SQLite store, its evaluation step on. The first round does not count.
+runs its coordinator with mutual TLS 1.3 and the SQLite store, its evaluation step on; in plain, since Flower's FedAvg
+is, and with --secure once more under secure aggregation. The first round does not count.
 """
 
 import argparse
@@ -10,8 +11,9 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -24,8 +26,13 @@ from simulations.peers.trial import Size, Trial, progress
 
 __all__ = ["main", "table"]
 
-_SIDES = {"parley": parley_side.measure, "flower": flower_side.measure}
-_ROUNDS = {"parley": 12, "flower": 4}
+_SECURE = "parley_secure"
+_SIDES: Mapping[str, Callable[[Trial], Figures]] = {
+    "parley": parley_side.measure,
+    _SECURE: partial(parley_side.measure, secure=True),
+    "flower": flower_side.measure,
+}
+_ROUNDS = {"parley": 12, _SECURE: 12, "flower": 4}
 """Flower's rounds take many seconds each, and vary little."""
 _LEAST = 2
 
@@ -38,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         sizes = [Size.parse(text) for text in asked.sizes.split(",")]
-        result = _measured(sizes, (asked.only,) if asked.only else tuple(_SIDES), asked.rounds, asked.sites)
+        sides = [asked.only] if asked.only else ["parley", "flower"]
+        sides[1:1] = [_SECURE] if asked.secure else []
+        result = _measured(sizes, sides, asked.rounds, asked.sites)
     except KeyboardInterrupt:
         progress("interrupted; all processes have ended")
         return 130
@@ -62,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", default="1MB,42MB", help="sizes of the vector [default: %(default)s]")
     parser.add_argument("--rounds", type=int, help="rounds of each side [default: 12 of Parley's, 4 of Flower's]")
     parser.add_argument("--sites", type=int, default=3, help="sites, each a process [default: %(default)s]")
-    parser.add_argument("--only", choices=tuple(_SIDES), help="measure one side alone")
+    parser.add_argument("--only", choices=("parley", "flower"), help="measure one side alone")
+    parser.add_argument("--secure", action="store_true", help="measure Parley under secure aggregation too (3 sites)")
     return parser
 
 
@@ -106,16 +116,19 @@ def table(result: Result) -> Table:
                 f"{each.peak_rss_mb:.0f} MB{f', ServerApp {second:.0f} MB' if second is not None else ''}",
                 f"{each.others_load:.1f} cores",
             )
+        if {"parley", _SECURE} <= sides.keys():
+            drawn.add_row(*_ratios(sides["parley"], sides[_SECURE], "secure / plain"), style="bold")
         if {"parley", "flower"} <= sides.keys():
-            drawn.add_row(*_ratios(sides["parley"], sides["flower"]), style="bold", end_section=True)
+            ratios = _ratios(sides["parley"], sides["flower"], "flower / parley")
+            drawn.add_row(*ratios, style="bold", end_section=True)
     return drawn
 
 
-def _ratios(parley: Figures, flower: Figures) -> tuple[str, ...]:
-    seconds = flower.seconds_per_round / parley.seconds_per_round
-    peak = flower.peak_rss_mb / parley.peak_rss_mb
-    cpu = f"{flower.cpu_seconds / parley.cpu_seconds:.1f} x" if parley.cpu_seconds else ""
-    return "", "flower / parley", f"{seconds:.1f} x", "", cpu, f"{peak:.1f} x", ""
+def _ratios(parley: Figures, other: Figures, what: str) -> tuple[str, ...]:
+    seconds = other.seconds_per_round / parley.seconds_per_round
+    peak = other.peak_rss_mb / parley.peak_rss_mb
+    cpu = f"{other.cpu_seconds / parley.cpu_seconds:.1f} x" if parley.cpu_seconds else ""
+    return "", what, f"{seconds:.1f} x", "", cpu, f"{peak:.1f} x", ""
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ _FLOWER = Figures(
 
 
 def test_parleys_half_prints_its_figures_and_leaves_nothing(tmp_path: Path) -> None:
-    """Two rounds of real processes over mutual TLS give the promised JSON; no process and no file outlives them."""
-    command = [sys.executable, "-m", "simulations.peers.rounds", "--json", "--only", "parley"]
+    """Two rounds, in plain and secure, of real processes over mutual TLS give the promised JSON and leave nothing."""
+    command = [sys.executable, "-m", "simulations.peers.rounds", "--json", "--only", "parley", "--secure"]
 
     done = subprocess.run(
-        [*command, "--sizes", "4kB", "--rounds", "2", "--sites", "2"],
+        [*command, "--sizes", "4kB", "--rounds", "2", "--sites", "3"],
         capture_output=True,
         text=True,
         check=False,
@@ -49,12 +49,12 @@ def test_parleys_half_prints_its_figures_and_leaves_nothing(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert list(result) == ["4kB"]
-    assert list(result["4kB"]) == ["parley"]
-    measured = result["4kB"]["parley"]
-    assert set(measured) >= {"seconds_per_round", "cpu_seconds", "peak_rss_mb"}
-    assert (measured["rounds"], measured["values"]) == (1, 32**2 - 3)
-    assert measured["seconds_per_round"] > 0
-    assert measured["peak_rss_mb"] > 10
+    assert list(result["4kB"]) == ["parley", "parley_secure"]
+    for measured in result["4kB"].values():
+        assert set(measured) >= {"seconds_per_round", "cpu_seconds", "peak_rss_mb"}
+        assert (measured["rounds"], measured["values"]) == (1, 32**2 - 3)
+        assert measured["seconds_per_round"] > 0
+        assert measured["peak_rss_mb"] > 10
     assert "2 of 2 rounds" in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert [line for line in _command_lines() if str(tmp_path) in line] == []
@@ -80,6 +80,13 @@ def test_the_table_says_how_many_times_the_other_side_takes() -> None:
     assert [line for line in lines if "parley" in line and "0.200" in line and "100 MB" in line]
     assert [line for line in lines if "flower" in line and "15.000" in line and "150 MB, ServerApp 160 MB" in line]
     assert [line for line in lines if "flower / parley" in line and "75.0 x" in line and "110.0 x" in line]
+
+
+def test_the_table_says_what_secure_aggregation_costs() -> None:
+    """In multiples of plain."""
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(rounds.table({"1MB": {"parley": _FIGURES, "parley_secure": _FLOWER}}))
+    assert [line for line in console.export_text().splitlines() if "secure / plain" in line and "75.0 x" in line]
 
 
 def test_one_side_alone_has_no_ratios() -> None:
