@@ -276,6 +276,10 @@ def test_memory_grows_with_the_groups_only_up_to_a_bound(
     arithmetic = Arithmetic(parse(job_text().replace(*MEDIAN)), layout, blobs, lambda _, __: spool)
 
     def peak(groups: int) -> int:
+        """The least of three: what other threads of this process hold meanwhile is counted too."""
+        return min(once(groups) for _ in range(3))
+
+    def once(groups: int) -> int:
         sent = tuple(Contributed(f"site-{place:02}", payload, 1.0, 0.1) for place in range(groups))
         tracemalloc.start()
         done = arithmetic.complete(Complete(1, 0, StepKind.TRAIN, sent, model, None))
@@ -285,5 +289,5 @@ def test_memory_grows_with_the_groups_only_up_to_a_bound(
         assert from_safetensors(blobs.get(done.model))[1].tolist() == [1.0] * size
         return most
 
-    peak(4)  # what is imported at the first use counts for no groups
+    once(4)  # what is imported at the first use counts for no groups
     assert peak(40) < peak(4) + 8 * 8_000
