@@ -1,6 +1,7 @@
 """What a site must not forget when it is killed: results that were not counted yet.
 
-One small file per job, written whole and durably before anything that it tells of leaves the site.
+One small file per job, written whole before anything that it tells of leaves the site. It outlives a kill, and often a
+power cut: what that damages is noticed, and done again, as with the result itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Journal:
         self._folder = folder
 
     def keep(self, remembered: Remembered) -> None:
-        """Remembers a job's result, durably; an earlier one of that job is forgotten.
+        """Remembers a job's result; an earlier one of that job is forgotten.
 
         Raises:
             StorageError: The disk does not take it.
@@ -57,7 +58,7 @@ class Journal:
             result.weight,
             result.seconds,
         )
-        files.write_json(self._path(remembered.offer.job), entry)
+        files.write_json(self._path(remembered.offer.job), entry, durable=False)
 
     def forget(self, job: str) -> None:
         """The job is over."""

@@ -1,6 +1,7 @@
 """A step's arithmetic: sums what the sites sent and makes of it a preparation, the next model, or metrics."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -8,12 +9,13 @@ import numpy as np
 
 from coordinator.events import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.memory import Memory
+from coordinator.parallel import Settling, in_parts
 from federation import plugins
 from federation.blobs import BlobStore
 from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, RemoteProtocolError
 from federation.job import Job
 from federation.messages import Metric, StepKind
-from federation.vector import BLOCK, F32, F64, Layout, from_safetensors, header
+from federation.vector import BLOCK, F32, F64, Layout, from_safetensors, header, spans
 from privacy.secure_aggregation import interface
 from strategies import strategy
 from strategies.strategy import GroupStrategy, State, SumStrategy
@@ -21,8 +23,10 @@ from tasks.task import Better, Task
 
 __all__ = ["Arithmetic", "Opened"]
 
+_PART = 8 * BLOCK
+"""Values of the next model that one thread makes at a time: it gives way to the others seldom."""
 _ABREAST = 32 * BLOCK
-"""Values of all groups' means that are in memory at a time: with more than 32 groups, blocks are shorter."""
+"""Values of all groups' means that a thread has in memory at a time: with more than 32 groups, blocks are shorter."""
 
 
 class Opened(Protocol):
@@ -38,8 +42,11 @@ class Opened(Protocol):
         """Sum of the weights."""
         ...
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The weighted mean, in blocks of `block` values but for the last, `size` values in all."""
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The weighted mean from value `start` to `stop` (the end), in blocks of `block` values but for the last.
+
+        Several threads may each read a range.
+        """
         ...
 
     def total(self) -> F64:
@@ -102,35 +109,46 @@ class Arithmetic:
     def _prepared(self, work: Complete, opened: Sequence[Opened]) -> Prepared:
         total = None
         if self._task.statistics_size:
-            (one,) = self._sums(work, opened, self._task.statistics_size, "<f8")
-            total = one.total()
+            with self._sums(work, opened, self._task.statistics_size, "<f8") as (one,):
+                total = one.total()
         return Prepared(self._blobs.put(self._task.prepare(total)))
 
     def _measured(self, work: Complete, opened: Sequence[Opened]) -> Measured:
-        (one,) = self._sums(work, opened, self._task.evaluation_size, "<f8")
-        metrics = self._task.metrics(one.total())
+        with self._sums(work, opened, self._task.evaluation_size, "<f8") as (one,):
+            metrics = self._task.metrics(one.total())
         return Measured(tuple(Metric(name, float(value)) for name, value in metrics.items()))
 
     def _stepped(self, work: Complete, opened: Sequence[Opened]) -> Stepped:
-        """The next model, made a block at a time: neither model, sums nor state are ever whole in memory."""
-        sums = self._sums(work, opened, self._layout.size, "<f4")
-        weights = [each.weight for each in sums]
+        """The next model, made a part at a time: neither model, sums nor state are ever whole in memory."""
         _, model = from_safetensors(self._blobs.mapped(work.model))
         state = Memory.opened(self._blobs, work.strategy_state, self._strategy, self._layout.size)
         try:
-            with self._blobs.draft() as draft:
-                draft.write(header(self._layout))
-                start = 0
-                for means in _abreast(sums):
-                    part = slice(start, start + means[0].size)
-                    moved, kept = self._step(model[part], means, weights, state.read(part))
-                    draft.write(moved.astype("<f4", copy=False).tobytes())
-                    state.write(part, kept)
-                    start = part.stop
-                following = draft.keep()
+            with (
+                self._sums(work, opened, self._layout.size, "<f4") as sums,
+                self._blobs.draft() as draft,
+                Settling(draft) as settling,
+            ):
+                moved = partial(self._moved, model, sums, state)
+                settling.write(header(self._layout))
+                for made in in_parts(self._layout.size, _PART, moved):
+                    settling.write(made.data.cast("B"))
+                following = settling.keep()
             return Stepped(following, state.kept())
         finally:
             state.close()
+
+    def _moved(self, model: F32, sums: Sequence[Opened], state: Memory, part: slice) -> F32:
+        """This part of the next model, little endian, its state kept; several threads may each make a part."""
+        weights = [each.weight for each in sums]
+        block = max(1, min(BLOCK, _ABREAST // len(sums)))
+        means = zip(*(each.mean(block, part.start, part.stop) for each in sums), strict=True)
+        moved: F32 = np.empty(part.stop - part.start, "<f4")
+        for (first, last), abreast in zip(spans(block, part.start, part.stop), means, strict=True):
+            here = slice(first, last)
+            values, kept = self._step(model[here], abreast, weights, state.read(here))
+            state.write(here, kept)
+            moved[first - part.start : last - part.start] = values
+        return moved
 
     def _step(self, model: F32, means: Sequence[F64], weights: Sequence[float], state: State) -> tuple[F32, State]:
         """The strategy's step: over the groups' means, or over that of all, into which they add up."""
@@ -143,18 +161,23 @@ class Arithmetic:
             case _:
                 assert_never(self._strategy)
 
-    def _sums(self, work: Complete, opened: Sequence[Opened], size: int, words: interface.WordType) -> Sequence[Opened]:
-        """The step's sums, at least one: several only of updates."""
+    @contextmanager
+    def _sums(
+        self, work: Complete, opened: Sequence[Opened], size: int, words: interface.WordType
+    ) -> Iterator[Sequence[Opened]]:
+        """The step's sums, at least one: several only of updates. They are read in this block alone."""
         if self._aggregation == "plain":
-            return self._summed(work, size, words)
+            with ExitStack() as files:
+                yield self._summed(work, size, words, files)
+            return
         if not opened:
             raise LocalProtocolError(f"step {work.step} is to be completed before its sum is open")
         for each in opened:
             if each.size != size:
                 raise LocalProtocolError(f"a sum of step {work.step} has {each.size} values where {size} belong")
-        return opened
+        yield opened
 
-    def _summed(self, work: Complete, size: int, words: interface.WordType) -> Sequence[Opened]:
+    def _summed(self, work: Complete, size: int, words: interface.WordType, files: ExitStack) -> Sequence[Opened]:
         """One sum of what lies in the spool, or one of each site where each is a group; only updates are weighted."""
         train = work.kind is StepKind.TRAIN
         apart = train and isinstance(self._strategy, GroupStrategy)
@@ -162,7 +185,7 @@ class Arithmetic:
         sums: list[interface.Sum] = []
         problems: list[tuple[str, str]] = []
         for each in work.contributions:
-            source = partial(self._spool(work.step, each.site).read, each.payload)
+            source = files.enter_context(self._spool(work.step, each.site).reader(each.payload))
             if apart or not sums:
                 sums.append(protocol.open(size, words))
             try:
@@ -174,12 +197,6 @@ class Arithmetic:
         if not sums:
             raise LocalProtocolError(f"step {work.step} is to be completed without a contribution")
         return sums
-
-
-def _abreast(sums: Sequence[Opened]) -> Iterator[tuple[F64, ...]]:
-    """The means of all sums side by side, in blocks that together are bounded however many sums there are."""
-    block = max(1, min(BLOCK, _ABREAST // len(sums)))
-    return zip(*(each.mean(block) for each in sums), strict=True)
 
 
 class _RejectedError(ParleyError):

@@ -1,12 +1,13 @@
 """What one peer may take of the coordinator: so many messages a second, and so many calls at a time."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from federation.errors import RemoteProtocolError, WhoActs
 
-__all__ = ["BURST", "CALLS", "MESSAGES_PER_SECOND", "Limits"]
+__all__ = ["BURST", "CALLS", "MESSAGES_PER_SECOND", "Limits", "raise_file_limit"]
 
 MESSAGES_PER_SECOND = 1000.0
 """Messages and chunks that a peer may send for as long as it likes; a site's busiest step takes a dozen."""
@@ -16,6 +17,18 @@ BURST = 5000.0
 
 CALLS = 16
 """Calls that it may hold open; a site needs three, and after a cut the old ones linger for a minute beside the new."""
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as its administrator allows, not the fewer that a shell begins with.
+
+    Each site takes three: its connection, its upload, and the upload once more while it is summed.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import assert_never
 import numpy as np
 
 from federation.errors import StorageError, WhoActs
-from federation.vector import BLOCK, F64
+from federation.vector import BLOCK, F64, spans
 from privacy.crypto.masks import Words, dtype
 from privacy.secure_aggregation.interface import Source
 from privacy.secure_aggregation.rostersum.coordinator_events import Broken, Sum, Summed, Term
@@ -46,9 +46,9 @@ class SummedUpdates:
         """The members' total weight, as they rounded it."""
         return self.decoded.weight
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The weighted mean of the updates, in blocks of `block` values but for the last, `size` in all."""
-        return self.decoded.mean(block)
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The weighted mean of the updates from `start` to `stop`, in blocks of `block` values but for the last."""
+        return self.decoded.mean(block, start, stop)
 
     def total(self) -> F64:
         """The weighted sum [size], whole in memory."""
@@ -79,9 +79,10 @@ class SummedTotals:
         """Each member counts as 1."""
         return float(self.members)
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The totals of an average site, in blocks of `block` values but for the last, `size` in all."""
-        return (self.values[start : start + block] / self.members for start in range(0, self.size, block))
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The totals of an average site from `start` to `stop`, in blocks of `block` values but for the last."""
+        for first, last in spans(block, start, self.size if stop is None else stop):
+            yield self.values[first:last] / self.members
 
     def total(self) -> F64:
         """The pooled totals [size]."""

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.attendance import Peer
 from coordinator.coordinator import Coordinator
-from coordinator.limits import CALLS, Limits
+from coordinator.limits import CALLS, Limits, raise_file_limit
 from federation import codec, heap
 from federation.errors import (
     ConfigurationError,
@@ -95,6 +95,7 @@ async def serve(coordinator: Coordinator, address: str, health_port: int = 0) ->
         StorageError: The port is taken or may not be used.
     """
     heap.set_up()
+    raise_file_limit()
     server = grpc.aio.server(options=_OPTIONS)
     me = coordinator.members.me
     server.add_generic_rpc_handlers((_handlers(coordinator),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,11 +19,14 @@ __all__ = ["decode", "draft_of", "read", "read_json", "rename", "write", "write_
 
 T = TypeVar("T")
 
+_ADAPTERS = dict[object, TypeAdapter[Any]]()
 
-def write(path: Path, content: bytes, *, secret: bool = False) -> None:
+
+def write(path: Path, content: bytes, *, secret: bool = False, durable: bool = True) -> None:
     """Makes `content` the file's whole content, durably; a crash leaves the old content or the new, nothing between.
 
-    Its folder is made if need be and is this user's alone; so is the file if it is `secret`.
+    Its folder is made if need be and is this user's alone; so is the file if it is `secret`. What is not `durable`
+    survives the end of this process, but a power cut may leave anything in its place.
 
     Raises:
         StorageError: The disk does not take it.
@@ -37,9 +40,11 @@ def write(path: Path, content: bytes, *, secret: bool = False) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         draft.replace(path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except OSError as refused:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -95,9 +100,9 @@ def decode(cls: type[T], path: Path, made_by: str) -> T:
         raise _damaged(path) from broken
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     """Makes a dataclass's fields the file's content, as `write` does."""
-    write(path, TypeAdapter(type(value)).dump_json(value, indent=2) + b"\n")
+    write(path, _fields(type(value)).dump_json(value, indent=2) + b"\n", durable=durable)
 
 
 def read_json(cls: type[T], path: Path, made_by: str) -> T:
@@ -107,9 +112,16 @@ def read_json(cls: type[T], path: Path, made_by: str) -> T:
         StorageError: It is missing, cannot be read, or holds something else.
     """
     try:
-        return TypeAdapter(cls).validate_json(read(path, made_by))
+        return _fields(cls).validate_json(read(path, made_by))
     except ValidationError as broken:
         raise _damaged(path) from broken
+
+
+def _fields(cls: type[T]) -> TypeAdapter[T]:
+    """Made once for each dataclass: making it takes longer than writing the file."""
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
 
 
 def _damaged(path: Path) -> StorageError:

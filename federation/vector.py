@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -12,7 +12,18 @@ import numpy.typing as npt
 
 from federation.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BLOCK", "F32", "F64", "Layout", "TensorSpec", "finite", "from_safetensors", "header", "to_safetensors"]
+__all__ = [
+    "BLOCK",
+    "F32",
+    "F64",
+    "Layout",
+    "TensorSpec",
+    "finite",
+    "from_safetensors",
+    "header",
+    "spans",
+    "to_safetensors",
+]
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -123,6 +134,11 @@ def to_safetensors(layout: Layout, flat: F32, metadata: Mapping[str, str] | None
     if flat.shape != (layout.size,):
         raise LocalProtocolError(f"a vector of {flat.size} values cannot be a model of {layout.size}")
     return b"".join((header(layout, metadata), np.ascontiguousarray(flat, dtype="<f4").data))
+
+
+def spans(block: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """First and last (exclusive) index of each block of `block` values from `start` to `stop`; the last is shorter."""
+    return ((first, min(first + block, stop)) for first in range(start, stop, block))
 
 
 def finite(values: npt.NDArray[np.floating]) -> bool:

@@ -40,8 +40,11 @@ class Sum(Protocol):
         """
         ...
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The weighted mean of what was added, in blocks of `block` values but for the last, `size` in all."""
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The weighted mean of what was added, in blocks of `block` values but for the last.
+
+        From value `start` to `stop`, the end if None; several threads may each read a range.
+        """
         ...
 
     def total(self) -> F64:

@@ -1,3 +1,6 @@
+import resource
+import subprocess
+import sys
 from contextlib import ExitStack
 
 import pytest
@@ -6,6 +9,22 @@ from hypothesis import strategies as st
 
 from coordinator.limits import BURST, CALLS, MESSAGES_PER_SECOND, Limits
 from federation.errors import RemoteProtocolError, WhoActs
+
+_RAISED = """
+import resource
+from coordinator.limits import raise_file_limit
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+raise_file_limit()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_process_may_open_as_many_files_as_its_administrator_allows() -> None:
+    """The soft limit becomes the hard one."""
+    said = subprocess.run([sys.executable, "-c", _RAISED], check=True, capture_output=True, text=True).stdout
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert said.split() == [str(most), str(most)]
 
 
 def _passes(limits: Limits, name: str, now: float) -> bool:

@@ -147,6 +147,8 @@ def test_a_long_vector_is_summed_block_by_block(attempt: Callable[..., Round]) -
     expected = np.average(np.array(results, dtype=float), axis=0, weights=[100, 300, 600])
     assert np.abs(np.concatenate(blocks) - expected).max() < 1e-6
     assert [block.size for block in total.mean(BLOCK // 2)] == [BLOCK // 2] * 4 + [17]
+    parts = [*total.mean(1000, 0, BLOCK + 5), *total.mean(BLOCK, BLOCK + 5)]
+    assert np.concatenate(parts).tobytes() == np.concatenate(blocks).tobytes()
     assert np.concatenate([*total.mean(1000)]).tobytes() == np.concatenate(blocks).tobytes()
     words = np.concatenate([[total.decoded.units], total.decoded.values, [3] * GUARD]).astype("<i4")
     assert (total.event.ctx, total.event.sum_hash) == (CTX, hashlib.sha256(words.tobytes()).digest())
@@ -161,6 +163,9 @@ def test_totals_are_pooled_exactly(attempt: Callable[..., Round]) -> None:
     assert total.total().tolist() == [101.5, 3.5, 1_000_047.0]
     assert (total.size, total.weight) == (3, 3.0)
     assert [block.size for block in total.mean(2)] == [2, 1]
+    assert (
+        np.concatenate([*total.mean(1, 0, 2), *total.mean(2, 2)]).tolist() == np.concatenate([*total.mean()]).tolist()
+    )
     assert np.concatenate([*total.mean()]) == pytest.approx(np.array([101.5, 3.5, 1_000_047.0]) / 3)
 
 

@@ -204,6 +204,34 @@ def test_an_offset_outside_the_payload_is_refused(store: BlobStore, offset: int)
         next(store.chunks(ref, offset))
 
 
+def test_a_reader_reads_any_stretch_as_often_as_one_likes(store: BlobStore) -> None:
+    """It gives what `read` gives, fewer bytes where the payload ends, and goes on when the name is dropped."""
+    ref = store.put(CONTENT)
+    with store.reader(ref) as read:
+        for offset, count in ((0, 10), (1990, 100), (5, 0), (2000, 1), (3, 1000)):
+            assert read(offset, count) == store.read(ref, offset, count) == CONTENT[offset : offset + count]
+        store.drop(ref)
+        assert read(7, 5) == CONTENT[7:12]
+
+
+def test_a_reader_of_a_missing_payload_is_refused(store: BlobStore) -> None:
+    """What is not there cannot be read."""
+    with pytest.raises(StorageError, match="is not in"), store.reader(REF):
+        pass
+
+
+def test_a_reader_tells_what_the_disk_refuses(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk names the payload and the folder."""
+
+    def refuse(*_asked: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with store.reader(store.put(CONTENT)) as read:
+        monkeypatch.setattr(os, "pread", refuse)
+        with pytest.raises(StorageError, match=r"cannot read payload .* Input/output error"):
+            read(0, 1)
+
+
 def test_chunks_of_a_missing_payload_are_refused(store: BlobStore) -> None:
     """What is not there cannot be read."""
     with pytest.raises(StorageError, match="is not in"):

@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 
 from federation.errors import LocalProtocolError, RemoteProtocolError
-from federation.vector import BLOCK, F32, F64
+from federation.vector import BLOCK, F32, F64, spans
 from privacy.secure_aggregation.interface import Source, WordType
 
 __all__ = ["Plain", "PlainSum"]
@@ -74,8 +74,8 @@ class PlainSum:
         self._reach = reach
         self._added.append((weight, source))
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The weighted mean, in blocks of `block` values but for the last, `size` in all.
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The weighted mean from value `start` to `stop` (the end), in blocks of `block` values but for the last.
 
         Raises:
             LocalProtocolError: Nothing was added, or a contribution is no longer what it was when it was added.
@@ -83,7 +83,8 @@ class PlainSum:
         if not self._added:
             raise LocalProtocolError("a sum to which nothing was added has no mean")
         weight = self.weight
-        return (part / weight for part in self._blocks(block))
+        stop = self._size if stop is None else stop
+        return (np.divide(part, weight, out=part) for part in self._blocks(block, start, stop))
 
     def total(self) -> F64:
         """The weighted sum [size]; zeros before the first contribution.
@@ -91,12 +92,12 @@ class PlainSum:
         Raises:
             LocalProtocolError: A contribution is no longer what it was when it was added.
         """
-        return np.concatenate([np.zeros(0), *self._blocks(BLOCK)])
+        return np.concatenate([np.zeros(0), *self._blocks(BLOCK, 0, self._size)])
 
-    def _blocks(self, most: int) -> Iterator[F64]:
+    def _blocks(self, most: int, first: int, end: int) -> Iterator[F64]:
         width = self._dtype.itemsize
-        for start in range(0, self._size, most):
-            total = np.zeros(min(most, self._size - start))
+        for start, stop in spans(most, first, end):
+            total = np.zeros(stop - start)
             for weight, source in self._added:
                 content = source(start * width, total.size * width)
                 if len(content) < total.size * width:

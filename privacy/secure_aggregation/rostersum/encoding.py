@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, RemoteProtocolError, WhoActs
-from federation.vector import BLOCK, F32, F64
+from federation.vector import BLOCK, F32, F64, spans
 from privacy.crypto import canonical
 from privacy.crypto.masks import Words, dtype, keystream
 
@@ -280,11 +280,11 @@ class TrainSum:
         """The members' total weight, as stochastically rounded: its error is below one part in Q for each member."""
         return self.units / self.codec.q * self.codec.w_max
 
-    def mean(self, block: int = BLOCK) -> Iterator[F64]:
-        """The weighted mean of the updates, in blocks of `block` values but for the last, D in all."""
+    def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
+        """The weighted mean of the updates from `start` to `stop` (D), in blocks of `block` values but for the last."""
         step = self.codec.bound / self.units
-        for start in range(0, self.values.size, block):
-            yield np.multiply(self.values[start : start + block], step, dtype=np.float64)
+        for first, last in spans(block, start, self.values.size if stop is None else stop):
+            yield np.multiply(self.values[first:last], step, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

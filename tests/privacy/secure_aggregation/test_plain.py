@@ -81,6 +81,8 @@ def test_more_values_than_one_block_holds_are_added(words: WordType) -> None:
     assert [block.size for block in total.mean()] == [BLOCK, BLOCK, 7]
     assert {block.size for block in total.mean(1000)} == {1000, (2 * BLOCK + 7) % 1000}
     assert whole(total.mean(1000)).tobytes() == whole(total.mean()).tobytes()
+    parts = [*total.mean(1000, 0, 3000), *total.mean(1000, 3000, 3000), *total.mean(1000, 3000)]
+    assert whole(parts).tobytes() == whole(total.mean()).tobytes()
 
 
 @QUICK
