@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol, assert_never
@@ -75,6 +75,9 @@ from strategies import strategy
 __all__ = ["Agent", "Works"]
 
 log = logging.getLogger("parley.site")
+
+_job = lru_cache(maxsize=16)(parse)
+"""A job's text takes milliseconds to read, and is asked about in every step."""
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
@@ -442,7 +445,7 @@ class Agent:
 
     async def _worked_out(self, step: StepStart, offer: JobOffer, result: Path) -> protocol.Answer:
         """The trainer's answer; it is ended if it takes too long, and the next work starts another."""
-        limit = max(_PATIENT_SECONDS, _PATIENCE * parse(offer.text, offer.job).cohort.deadline_seconds)
+        limit = max(_PATIENT_SECONDS, _PATIENCE * _job(offer.text, offer.job).cohort.deadline_seconds)
         try:
             async with asyncio.timeout(limit):
                 return await self._trainer.ask(self._request(step, offer, self._blobs(step.job), result))
@@ -456,7 +459,7 @@ class Agent:
             await self._trainer.ask(protocol.Warm())
 
     def _subject(self, offer: JobOffer) -> protocol.Subject:
-        return protocol.Subject(offer.text, parse(offer.text, offer.job).data.dataset, str(self._folder))
+        return protocol.Subject(offer.text, _job(offer.text, offer.job).data.dataset, str(self._folder))
 
     def _request(self, step: StepStart, offer: JobOffer, blobs: BlobStore, result: Path) -> protocol.Request:
         subject = self._subject(offer)
@@ -467,7 +470,7 @@ class Agent:
         model, preparation = str(blobs.path(step.model)), str(blobs.path(step.preparation))
         if step.kind is StepKind.EVALUATE:
             return protocol.Evaluate(subject, model, preparation, str(result))
-        settings = parse(offer.text, offer.job).strategy
+        settings = _job(offer.text, offer.job).strategy
         return protocol.Train(
             subject,
             self._me.statement.name,

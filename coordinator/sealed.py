@@ -30,12 +30,11 @@ from coordinator.evidence_log import Entry, EvidenceLog
 from coordinator.records import Secured
 from coordinator.secure_sums import SummedTotals, SummedUpdates
 from federation import plugins
-from federation.blobs import BlobRef, BlobStore
+from federation.blobs import BlobRef, BlobStore, Reader
 from federation.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError, WhoActs
 from federation.job import Job
 from federation.messages import FromCoordinator, MembershipStatement, Sealed, StepKind, StepStart
 from federation.refusals import told
-from privacy.secure_aggregation.interface import Source
 from privacy.secure_aggregation.rostersum import coordinator_events as sums
 from privacy.secure_aggregation.rostersum import messages, plans, rules
 from privacy.secure_aggregation.rostersum.coordinator import Coordinator, Patience, Stage
@@ -156,6 +155,7 @@ class SealedSums:
         self._given_up: list[sums.Failed] = []
         self._timer: asyncio.TimerHandle | None = None
         self._beside: set[asyncio.Task[None]] = set()
+        self._recalled: int | None = None
         self._sweep()
         self._put(sums.Started())
 
@@ -343,7 +343,7 @@ class SealedSums:
 
     def spool(self, site: str) -> BlobStore:
         """Where the masked vectors of a site lie in this round."""
-        return BlobStore(self._round_folder(self._machine.standing.r) / site)
+        return self._vectors(self._machine.standing.r, site)
 
     def stored(self, site: str, payload: BlobRef) -> None:
         """A payload is here, whole and durable; nothing happens if it is not waited for any more."""
@@ -426,12 +426,17 @@ class SealedSums:
         plan = self.terms.plan(work.plan_id)
         if plan is None:
             raise LocalProtocolError(f"job {self._job} has no plan {work.plan_id}")
-        folder = self._round_folder(self._machine.standing.r)
+        r = self._machine.standing.r
+        stores = {term.idx: self._vectors(r, self._names[term.idx]) for term in work.terms}
+        if lost := [self._names[term.idx] for term in work.terms if not stores[term.idx].has(term.payload)]:
+            self._put(sums.Broken(work.ctx, f"the stored vectors of {', '.join(lost)} did not outlive a power cut"))
+            return
 
-        def source(term: sums.Term) -> Source:
-            return partial(BlobStore(folder / self._names[term.idx]).read, term.payload)
+        def source(term: sums.Term) -> Reader:
+            return stores[term.idx].reader(term.payload)
 
-        done = await self._around.perform(partial(secure_sums.perform, work, plan, source, folder))
+        make = partial(secure_sums.perform, work, plan, source, self._round_folder(r), checked=self._recalled != r)
+        done = await self._around.perform(make)
         match done:
             case sums.Broken():
                 self._put(done)
@@ -521,6 +526,10 @@ class SealedSums:
     def _round_folder(self, r: int) -> Path:
         return self._folder / str(r)
 
+    def _vectors(self, r: int, site: str) -> BlobStore:
+        """A kill spares them; a vector that a power cut damages is noticed when it is summed, and its round burned."""
+        return BlobStore(self._round_folder(r) / site, durable=False)  # else a site waits for the disk with every round
+
     def _drop_round(self, r: int) -> None:
         """Drops the vectors of this round and of those before it, beside the loop."""
         self._expected.clear()
@@ -537,6 +546,7 @@ class SealedSums:
         """Drops what a kill left behind, but for the vectors that a sum was being made of."""
         standing = self._machine.standing
         needed = any(way.uploads and way.ending is Ending.NONE for way in standing.ways)
+        self._recalled = standing.r if needed else None
         for folder in self._folder.glob("*"):
             if not needed or folder.name != str(standing.r):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -90,7 +91,12 @@ class SummedTotals:
 
 
 def perform(
-    work: Sum, plan: Plan, source: Callable[[Term], Source], folder: Path
+    work: Sum,
+    plan: Plan,
+    source: Callable[[Term], AbstractContextManager[Source]],
+    folder: Path,
+    *,
+    checked: bool = False,
 ) -> SummedUpdates | SummedTotals | Broken:
     """The opened sum of exactly the members of `work`, or why it is broken, for the machine to burn.
 
@@ -100,8 +106,9 @@ def perform(
     Args:
         work: What the machine asks for.
         plan: The plan that it names.
-        source: Reads the stored upload of a member.
+        source: Opens the stored upload of a member.
         folder: Where there is room for one more upload.
+        checked: Whether this process checked each upload's digest when it came in; else it is checked now.
 
     Raises:
         StorageError: An upload cannot be read now, or the folder takes no file: the same sum can be made again.
@@ -111,13 +118,13 @@ def perform(
     codec = codec_of(pack(plan.codec))
     total = MaskedSum(_accumulator(folder, plan))
     for term in work.terms:
-        read = source(term)
-        try:
-            total.add(term.idx, term.payload.digest, read)
-        except StorageError as refused:
-            if _digest(read, plan.size) == term.payload.digest:
-                raise  # a disk that errs now and then
-            return Broken(work.ctx, refused.problem)
+        with source(term) as read:
+            try:
+                total.add(term.idx, None if checked else term.payload.digest, read)
+            except StorageError as refused:
+                if _digest(read, plan.size) == term.payload.digest:
+                    raise  # a disk that errs now and then
+                return Broken(work.ctx, refused.problem)
     event = Summed(work.ctx, total.unmask((term.idx, term.self_key) for term in work.terms))
     members = len(work.terms)
     try:

@@ -17,9 +17,8 @@ import numpy as np
 from client.masking import Contributions
 from coordinator import secure_sums
 from coordinator.secure_sums import SummedUpdates
-from federation.blobs import BlobRef, BlobStore
+from federation.blobs import BlobRef, BlobStore, Reader
 from federation.errors import LocalProtocolError, ParleyError
-from privacy.secure_aggregation.interface import Source
 from privacy.secure_aggregation.rostersum import coordinator_events as at_coordinator
 from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum import site_events as at_site
@@ -212,7 +211,7 @@ class _Consortium:
 
     def _summed(self, work: at_coordinator.Sum) -> None:
         with self._meter.of(COORDINATOR):
-            found = secure_sums.perform(work, self._terms.plans[0], self._source, self._folder)
+            found = secure_sums.perform(work, self._terms.plans[0], self._source, self._folder, checked=True)
         if not isinstance(found, SummedUpdates):
             raise ParleyError("a round's sum did not hold its checks")
         with self._meter.of(TRANSPORT):
@@ -221,8 +220,8 @@ class _Consortium:
         self._sum, self._members = found, tuple(term.idx for term in work.terms)
         self._tell_coordinator(found.event)
 
-    def _source(self, term: at_coordinator.Term) -> Source:
-        return partial(self._spools[term.idx].read, term.payload)
+    def _source(self, term: at_coordinator.Term) -> Reader:
+        return self._spools[term.idx].reader(term.payload)
 
     # ------------------------------------------------------------------------------------------------------- the sites
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from client.masking import Contributions
 from coordinator.secure_sums import SummedTotals, SummedUpdates, perform
-from federation.blobs import BlobRef, BlobStore
+from federation.blobs import BlobRef, BlobStore, Reader
 from federation.errors import ConfigurationError, LocalProtocolError, StorageError
 from federation.vector import BLOCK
 from privacy.crypto import masks
@@ -78,9 +79,9 @@ class Round:
         change(words)
         self.terms[idx] = replace(self.terms[idx], payload=self.spool.put(words.tobytes()))
 
-    def source(self, term: Term) -> Source:
+    def source(self, term: Term) -> Reader:
         """Reads an upload."""
-        return partial(self.spool.read, term.payload)
+        return self.spool.reader(term.payload)
 
     def sum(self) -> SummedUpdates | SummedTotals | Broken:
         """What the coordinator makes of the uploads."""
@@ -188,7 +189,7 @@ def test_memory_grows_neither_with_sites_nor_with_the_vector(attempt: Callable[.
         payload = made.spool.put(content)
         work, source = Sum(CTX, 1, terms), partial(made.spool.read, payload)
         tracemalloc.start()
-        done = perform(work, made.plan, lambda _: source, made.folder)
+        done = perform(work, made.plan, lambda _: nullcontext(source), made.folder)
         assert isinstance(done, Broken)  # nobody masked anything
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -304,19 +305,35 @@ def test_bytes_that_were_read_wrong_once_are_read_again(attempt: Callable[..., R
     made = attempt(train(10), updates(3, 10))
     reads: list[int] = []
 
-    def erring(term: Term) -> Source:
-        right = made.source(term)
+    @contextmanager
+    def erring(term: Term) -> Iterator[Source]:
+        with made.source(term) as right:
 
-        def read(start: int, count: int) -> bytes:
-            reads.append(start)
-            return bytes(count) if len(reads) == 1 else right(start, count)
+            def read(start: int, count: int) -> bytes:
+                reads.append(start)
+                return bytes(count) if len(reads) == 1 else right(start, count)
 
-        return read
+            yield read
 
     work = Sum(CTX, 1, tuple(made.terms))
     with pytest.raises(StorageError, match="the stored vector of site 0 has other bytes"):
         perform(work, made.plan, erring, made.folder)
     assert isinstance(perform(work, made.plan, erring, made.folder), SummedUpdates)
+
+
+def test_what_was_checked_as_it_came_in_is_added_as_it_is(attempt: Callable[..., Round]) -> None:
+    """The same sum; digests are not made again, which the wrong ones here would not survive."""
+    made = attempt(train(10), updates(3, 10))
+    work = Sum(CTX, 1, tuple(made.terms))
+    total = perform(work, made.plan, made.source, made.folder, checked=True)
+    assert isinstance(total, SummedUpdates)
+    assert total.event == made.sum().event  # type: ignore[union-attr] # it is a sum
+    other = made.spool.put(made.spool.get(made.terms[0].payload)[:-4] + b"\1\0\0\0")
+    made.spool.path(other).replace(made.spool.path(made.terms[0].payload))
+    unchecked = perform(work, made.plan, made.source, made.folder)
+    assert isinstance(unchecked, Broken)
+    assert "has other bytes" in unchecked.problem
+    assert "its guard says" in perform(work, made.plan, made.source, made.folder, checked=True).problem  # type: ignore[union-attr] # broken
 
 
 def test_a_folder_without_room_is_told(attempt: Callable[..., Round], monkeypatch: pytest.MonkeyPatch) -> None:

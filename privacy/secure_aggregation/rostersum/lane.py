@@ -125,6 +125,8 @@ class Lane:
         cause = CAUSES[type(event.message if isinstance(event, Received) else event)]
         allowed = follows(TRANSITIONS, self.stage, cause)
         if not allowed and isinstance(event, Received):
+            if isinstance(event.message, Open):
+                return ()  # a site that comes back says it until it has heard RESULT
             raise RemoteProtocolError(
                 f"{cause.value} of site {event.idx} came when the sum of round {self._r} was {self.stage.value}"
             )

@@ -39,9 +39,9 @@ def test_the_files_fit_the_room_that_is_asked_for(tmp_path: Path, monkeypatch: p
     seen: list[int] = []
     perform = secure_aggregation_rostersum.secure_sums.perform
 
-    def weighed(*arguments: object) -> object:
+    def weighed(*arguments: object, checked: bool) -> object:
         seen.append(sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
-        return perform(*arguments)  # type: ignore[arg-type] # passed on as they came
+        return perform(*arguments, checked=checked)  # type: ignore[arg-type] # passed on as they came
 
     monkeypatch.setattr(secure_aggregation_rostersum.secure_sums, "perform", weighed)
     measure(UPDATES, tmp_path)

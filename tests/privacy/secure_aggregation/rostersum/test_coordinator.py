@@ -224,6 +224,18 @@ def test_what_comes_too_early_or_too_late_is_refused() -> None:
     assert "UPLOAD of site 0 came when the sum of round 1 was idle" in refused(loop, tap.said(Upload, sender=0)[0])
 
 
+def test_an_open_that_is_said_again_is_left_alone() -> None:
+    """A site that comes back says its OPEN until it has heard RESULT: after the sum it is no fault, nor does it act."""
+    loop = loop_of(job())
+    tap = Tap(loop)
+    at(loop, Stage.OPENING)
+    loop.run(lambda: loop.idle)
+    before = memory(machine(loop))
+    says(loop, tap.said(Open, sender=0)[0])
+    assert memory(machine(loop)) == before
+    assert exact(loop, loop.outcome())
+
+
 def test_words_of_another_attempt_are_refused() -> None:
     """An UPLOAD of an attempt that was given up is late at the next one."""
     loop = loop_of(job(), network=losing(Upload, sender=2, times=1), patience=SHORT)
