@@ -10,6 +10,7 @@ from typing import assert_never
 
 import numpy as np
 
+from coordinator.parallel import in_parts
 from federation.errors import StorageError, WhoActs
 from federation.vector import BLOCK, F64, spans
 from privacy.crypto.masks import Words, dtype
@@ -116,7 +117,7 @@ def perform(
         ConfigurationError: The plan has a codec that this release cannot decode.
     """
     codec = codec_of(pack(plan.codec))
-    total = MaskedSum(_accumulator(folder, plan))
+    total = MaskedSum(_accumulator(folder, plan), in_parts)
     for term in work.terms:
         with source(term) as read:
             try:

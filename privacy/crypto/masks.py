@@ -31,6 +31,9 @@ _CHUNK = 1 << 17
 Measured: 2^16 to 2^18 cost the same within noise; smaller chunks pay for calls.
 """
 
+_COUNTED = AES.block_size // 8
+"""Bytes of a keystream for each value of its counter."""
+
 _SLACK = 15
 """Bytes by which `update_into` wants its buffer longer than what it writes."""
 
@@ -48,15 +51,20 @@ def dtype(ring: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(f"<u{ring // 8}")
 
 
-def keystream(key: bytes) -> CipherContext:
+def keystream(key: bytes, start: int = 0) -> CipherContext:
     """AES-256-CTR under a key of 32 bytes, its 16-byte big-endian counter at 0: of zeros it makes the keystream.
 
+    From byte `start` on, where a block of 16 bytes begins.
+
     Raises:
-        LocalProtocolError: The key has another length.
+        LocalProtocolError: The key has another length, or no block begins there.
     """
     if len(key) != KEY:
         raise LocalProtocolError(f"a keystream is made of a key of {KEY} bytes, not of {len(key)}")
-    return Cipher(AES(key), CTR(bytes(AES.block_size // 8))).encryptor()
+    counter, within = divmod(start, _COUNTED)
+    if within or start < 0:
+        raise LocalProtocolError(f"a keystream is read from a multiple of {_COUNTED} bytes on, not from {start}")
+    return Cipher(AES(key), CTR(counter.to_bytes(_COUNTED, "big"))).encryptor()
 
 
 class Masks:
@@ -68,23 +76,25 @@ class Masks:
     Args:
         ring: Bits of a word.
         keys: Each mask's sign and key.
+        start: The first word that comes, where a block of 16 bytes of the keystream begins.
     """
 
-    def __init__(self, ring: int, keys: Sequence[SignedKey]) -> None:
+    def __init__(self, ring: int, keys: Sequence[SignedKey], start: int = 0) -> None:
         self._dtype = dtype(ring)
         if any(sign not in (1, -1) for sign, _ in keys):
             raise LocalProtocolError("a mask is added (+1) or subtracted (-1)")
-        self._masks = [(np.add if sign > 0 else np.subtract, keystream(key).update_into) for sign, key in keys]
+        at = start * self._dtype.itemsize
+        self._masks = [(np.add if sign > 0 else np.subtract, keystream(key, at).update_into) for sign, key in keys]
         self._buffer = memoryview(bytearray(_CHUNK + _SLACK))
         self._mask: Words = np.frombuffer(self._buffer[:_CHUNK], self._dtype)
-        self._next = 0
+        self._next = start
 
     def add(self, block: Words, start: int) -> None:
         """Adds to `block`, in place and modulo the ring, the words of the masks from `start` on.
 
         Raises:
             LocalProtocolError: The words are of another type than the ring's, or the block does not begin where the one
-                before it ended (at 0 the first): a keystream is read once, forwards.
+                before it ended (at `start` the first): a keystream is read once, forwards.
         """
         if block.dtype != self._dtype or block.ndim != 1:
             raise LocalProtocolError(f"masks of {self._dtype} words cannot be added to {block.ndim}-d {block.dtype}")

@@ -1,16 +1,34 @@
 """The streaming sum of masked vectors: one accumulator of ring words, however many sites are in it."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from federation.errors import LocalProtocolError, StorageError, WhoActs
-from federation.vector import BLOCK
+from federation.vector import BLOCK, spans
 from privacy.crypto.masks import RINGS, Masks, Ring, Words, dtype
 from privacy.secure_aggregation.interface import Source
 
-__all__ = ["MaskedSum"]
+__all__ = ["MaskedSum", "Parts"]
+
+T = TypeVar("T")
+
+_PART = 8 * BLOCK
+"""Words that are worked on by themselves, perhaps beside others: whole blocks of every mask's keystream."""
+
+
+class Parts(Protocol):
+    """Has each part of a vector worked on, one after another or several at once."""
+
+    def __call__(self, size: int, most: int, work: Callable[[slice], T], /) -> Iterator[T]:
+        """What `work` makes of each part of `size` words, parts of `most` but for the last, in their order."""
+        ...
+
+
+def _in_turn(size: int, most: int, work: Callable[[slice], T], /) -> Iterator[T]:
+    return (work(slice(*span)) for span in spans(most, 0, size))
 
 
 class MaskedSum:
@@ -23,14 +41,16 @@ class MaskedSum:
     Args:
         words: The accumulator [d]: little-endian words of a ring, all zero, in memory or mapped from a file. It is
             changed in place, and the sum is in it.
+        parts: How its parts are worked on; one after another, unless it is told otherwise.
     """
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Words, parts: Parts = _in_turn) -> None:
         ring: Ring | None = next((ring for ring in RINGS if dtype(ring) == words.dtype), None)
         if ring is None or words.ndim != 1:
             raise LocalProtocolError(f"a sum is of one vector of little-endian words of {RINGS} bits")
         self._ring: Ring = ring
         self._words = words
+        self._parts = parts
         self._added: set[int] = set()
         self._broken = False
         self._unmasked = False
@@ -55,13 +75,15 @@ class MaskedSum:
             raise LocalProtocolError(f"the vector of site {idx} comes a second time, or after the sum was unmasked")
         self._broken = True  # until the last byte has proven right
         seen = hashlib.sha256()
-        for start, block in self._blocks():
-            content = source(start * block.itemsize, block.nbytes)
-            if len(content) != block.nbytes:
-                raise _changed(idx, f"ends after {start * block.itemsize + len(content)} bytes of {self._words.nbytes}")
-            if y_hash is not None:
-                seen.update(content)
-            np.add(block, np.frombuffer(content, block.dtype), out=block)
+
+        def taken(part: slice) -> None:
+            for first, last in spans(BLOCK, part.start, part.stop):
+                content = self._read(idx, slice(first, last), source)
+                if y_hash is not None:
+                    seen.update(content)
+
+        for _ in (self._parts if y_hash is None else _in_turn)(self._words.size, _PART, taken):
+            pass
         if source(self._words.nbytes, 1) or y_hash not in {None, seen.digest()}:
             raise _changed(idx, "has other bytes")
         self._broken = False
@@ -79,10 +101,14 @@ class MaskedSum:
         if self._unmasked or [idx for idx, _ in keys] != sorted(self._added):
             raise LocalProtocolError(f"the self masks of sites {sorted(self._added)} are subtracted together, and once")
         self._unmasked = True
-        masks = Masks(self._ring, [(-1, key) for _, key in keys])
         seen = hashlib.sha256()
-        for start, block in self._blocks():
-            masks.add(block, start)
+
+        def unmasked(part: slice) -> Words:
+            block = self._words[part]
+            Masks(self._ring, [(-1, key) for _, key in keys], part.start).add(block, part.start)
+            return block
+
+        for block in self._parts(self._words.size, _PART, unmasked):
             seen.update(block.data)
         return seen.digest()
 
@@ -103,8 +129,15 @@ class MaskedSum:
                 fix="sum the attempt's stored vectors anew, or burn the round",
             )
 
-    def _blocks(self) -> Iterator[tuple[int, Words]]:
-        return ((start, self._words[start : start + BLOCK]) for start in range(0, self._words.size, BLOCK))
+    def _read(self, idx: int, part: slice, source: Source) -> bytes:
+        """The bytes of a block of the vector of site `idx`, which are in the sum now."""
+        block = self._words[part]
+        start = part.start * block.itemsize
+        content = source(start, block.nbytes)
+        if len(content) != block.nbytes:
+            raise _changed(idx, f"ends after {start + len(content)} bytes of {self._words.nbytes}")
+        np.add(block, np.frombuffer(content, block.dtype), out=block)
+        return content
 
 
 def _changed(idx: int, what: str) -> StorageError:

@@ -120,6 +120,31 @@ def test_no_mask_changes_nothing() -> None:
     assert (values == before).all()
 
 
+@QUICK
+@given(ring=RINGS, blocks=st.integers(0, 5), rest=st.integers(0, 300), chunk=st.sampled_from(CHUNKS))
+def test_masks_may_begin_at_any_block_of_a_keystream(ring: Ring, blocks: int, rest: int, chunk: int) -> None:
+    """I1: what threads mask apart is what one thread masks."""
+    keys: list[SignedKey] = [(1, b"a" * 32), (-1, b"b" * 32)]
+    start = blocks * 128 // ring
+    values = random_words(ring, start + rest, 1)
+    whole = values.copy()
+    masks.add(whole, keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "_CHUNK", chunk)
+        masks.Masks(ring, keys, start).add(values[start:], start)
+        masks.Masks(ring, keys).add(values[:start], 0)
+
+    assert values.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("start", [1, 7, -8])
+def test_a_keystream_is_not_read_from_the_middle_of_a_block(start: int) -> None:
+    """Its counter counts blocks of 16 bytes, eight words of 16 bits, from 0."""
+    with pytest.raises(LocalProtocolError, match=f"from a multiple of 16 bytes on, not from {2 * start}"):
+        masks.Masks(16, [(1, b"k" * 32)], start)
+
+
 @pytest.mark.parametrize("start", [0, 9, 11])
 def test_a_keystream_is_read_once_forwards(start: int) -> None:
     """A block that does not begin where the last one ended is refused, and the next right one is masked rightly."""

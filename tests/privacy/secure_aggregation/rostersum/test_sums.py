@@ -1,5 +1,5 @@
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,37 @@ def test_blocks_of_a_long_vector_join(ring: masks.Ring) -> None:
     total.unmask((idx, self_key(idx)) for idx in range(3))
 
     assert np.array_equal(total.words(), plain[0] + plain[1] + plain[2])
+
+
+def backwards(size: int, most: int, work: Callable[[slice], Any], /) -> Iterator[Any]:
+    """Works on the last part first, as threads may."""
+    parts = [slice(start, min(size, start + most)) for start in range(0, size, most)]
+    return reversed([work(part) for part in reversed(parts)])
+
+
+@pytest.mark.parametrize("ring", RINGS)
+@pytest.mark.parametrize("checked", [False, True])
+def test_parts_may_be_worked_on_in_any_order(ring: masks.Ring, *, checked: bool) -> None:
+    """I1: the same words and the same hash, whether digests are checked here or were when the bytes came in."""
+    plain, sent = uploads(ring, 3, 17 * BLOCK + 3, 1)
+    total = MaskedSum(np.zeros(plain[0].size, masks.dtype(ring)), backwards)
+    for idx, words in enumerate(sent):
+        total.add(idx, None if checked else digest(words), source(words))
+
+    sum_hash = total.unmask((idx, self_key(idx)) for idx in range(3))
+
+    assert np.array_equal(total.words(), plain[0] + plain[1] + plain[2])
+    assert sum_hash == digest(total.words())
+
+
+@pytest.mark.parametrize("size", [9, 11])
+def test_a_vector_of_another_length_is_refused_though_its_digest_was_checked(size: int) -> None:
+    """Too few or too many bytes make the sum useless, whatever they are."""
+    total = MaskedSum(np.zeros(10, "<u4"))
+    with pytest.raises(StorageError, match=r"stored vector of site 0 (ends after 36|has other) bytes"):
+        total.add(0, None, source(np.zeros(size, "<u4")))
+    with pytest.raises(StorageError, match="whose bytes were not those its site signed"):
+        total.add(1, None, source(np.zeros(10, "<u4")))
 
 
 def test_no_read_is_longer_than_a_block() -> None:
