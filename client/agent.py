@@ -198,7 +198,7 @@ class Agent:
         kept = [each for each in self._journal.remembered() if self._blobs(each.offer.job).intact(each.result.payload)]
         sealed = None
         if self._sealing is not None:
-            sealed = SealedJobs(self._sealing.key, self._sealing.vault.durable)
+            sealed = SealedJobs(self._sealing.key, self._sealing.vault.durable, self._sealing.ledger)
             self._summing = Summing(self._folder / "updates", self._sealing, self._feed, self._persist)
         self._session = Session(self._me, tuple(kept), sealed)
         jobs = {each.offer.job for each in kept}

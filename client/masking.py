@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import ConfigurationError, LocalProtocolError, StorageError, WhoActs
-from privacy.crypto.masks import Masks
+from privacy.crypto.masks import Masks, Words
+from privacy.secure_aggregation.rostersum import noised
 from privacy.secure_aggregation.rostersum.encoding import (
     GUARD,
     DeclineError,
@@ -32,10 +33,11 @@ from privacy.secure_aggregation.rostersum.encoding import (
     codec_of,
 )
 from privacy.secure_aggregation.rostersum.fields import pack
+from privacy.secure_aggregation.rostersum.noised import NoisedUpdate
 from privacy.secure_aggregation.rostersum.site_events import Mask
-from privacy.secure_aggregation.rostersum.terms import Plan
+from privacy.secure_aggregation.rostersum.terms import DpCodec, Plan
 
-__all__ = ["Contributions", "prepare"]
+__all__ = ["Contribution", "Contributions", "prepare"]
 
 log = logging.getLogger("parley.site")
 
@@ -45,8 +47,14 @@ _NAME = re.compile(r"[0-9a-z][0-9a-z-]{0,99}")
 _RESULT = ".result"
 
 
-def prepare(result: Path, plan: Plan, *, rows: int, declared: int) -> Prepared:
-    """The trainer's result, looked through once and found finite; it stays in its file, which must not change.
+Contribution = Prepared | NoisedUpdate
+"""A result that can be encoded for each attempt: exactly, or with noise."""
+
+
+def prepare(result: Path, plan: Plan, *, rows: int, declared: int) -> Contribution:
+    """The trainer's result, looked through once; it stays in its file, which must not change.
+
+    With noise everything is contributed, whatever it holds; else it was found finite.
 
     Args:
         result: Little-endian float32 for an update, float64 for totals, in the order of the plan's codec.
@@ -56,15 +64,12 @@ def prepare(result: Path, plan: Plan, *, rows: int, declared: int) -> Prepared:
 
     Raises:
         DeclineError: A value is NaN or infinite: nothing else makes a site decline because of its data.
-        ConfigurationError: The plan promises noise, and this release makes none.
+        ConfigurationError: The plan promises noise of a kind that this release cannot make.
         LocalProtocolError: The file has not the plan's length.
         StorageError: It cannot be read.
     """
     if plan.dp is not None:
-        raise ConfigurationError(
-            f"plan {plan.plan_id} promises noise, which this release cannot make: nothing was contributed",
-            fix="choose churn cells or open, or install a release that offers differential privacy",
-        )
+        return _prepare_noised(result, plan)
     codec = codec_of(pack(plan.codec))
     match codec:
         case TrainCodec(weighting=weighting):
@@ -78,12 +83,32 @@ def prepare(result: Path, plan: Plan, *, rows: int, declared: int) -> Prepared:
             assert_never(codec)
 
 
+def _prepare_noised(result: Path, plan: Plan) -> NoisedUpdate:
+    """The update, of any length that pads to the plan's."""
+    if not isinstance(plan.codec, DpCodec):
+        raise ConfigurationError(
+            f"plan {plan.plan_id} promises noise that this release cannot make: nothing was contributed",
+            fix='choose level "site", or install a release that offers this one',
+        )
+    size, rest = divmod(_length(result), np.dtype("<f4").itemsize)
+    if rest or size > plan.codec.dimension:
+        raise _misfit(_length(result), f"at most {plan.codec.dimension} values")
+    return noised.prepare(plan, _mapped(result, "<f4", size))
+
+
+def _blocks(held: Contribution, work: Mask) -> Iterator[Words]:
+    """What is sent in one attempt, before its masks: encoded afresh, with noise for so many members."""
+    if isinstance(held, NoisedUpdate):
+        return held.encode(work.ctx, work.members, work.c_max)
+    return held.encode(work.plan.ring, os.urandom(_ROUNDING))
+
+
 @dataclass(eq=False, slots=True)
 class _Update:
     """A result that is held; `erased` stops whoever is reading it, and it is never read after `erase` returned."""
 
     plan: Plan
-    prepared: Prepared | None
+    prepared: Contribution | None
     erased: bool = False
     reading: Lock = field(default_factory=Lock)
 
@@ -160,7 +185,8 @@ class Contributions:
     def mask(self, work: Mask) -> BlobRef | None:
         """The masked vector of an attempt, in `payloads`: its digest is the upload's y_hash. None if it was abandoned.
 
-        The update is encoded afresh and masked a block at a time on its one way to the disk.
+        The update is encoded afresh and masked a block at a time on its one way to the disk; with noise it is first
+        rotated whole.
 
         Raises:
             LocalProtocolError: These keys were used before, or there is no such update of this plan: a bug of ours.
@@ -192,7 +218,7 @@ class Contributions:
         masks = Masks(work.plan.ring, work.masks)
         start = 0
         with self.payloads.draft() as draft:
-            for block in update.prepared.encode(work.plan.ring, os.urandom(_ROUNDING)):
+            for block in _blocks(update.prepared, work):
                 if attempt.abandoned or update.erased:
                     return None
                 masks.add(block, start)
@@ -221,12 +247,26 @@ class Contributions:
 
 def _mapped(file: Path, kind: Literal["<f4", "<f8"], size: int) -> npt.NDArray[np.floating]:
     """The file's values as read-only memory that the system pages in and out."""
-    expected = size * np.dtype(kind).itemsize
-    try:
-        found = file.stat().st_size
-        if found != expected or not found:
-            raise LocalProtocolError(f"a result has {found} bytes where its plan has {expected}: it is not contributed")
+    expected, found = size * np.dtype(kind).itemsize, _length(file)
+    if found != expected or not found:
+        raise _misfit(found, f"{expected}")
+    with _readable(file):
         return np.memmap(file, kind, "r")
+
+
+def _length(file: Path) -> int:
+    with _readable(file):
+        return file.stat().st_size
+
+
+def _misfit(found: int, expected: str) -> LocalProtocolError:
+    return LocalProtocolError(f"a result has {found} bytes where its plan has {expected}: it is not contributed")
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as refused:
         raise StorageError(
             f"cannot read {file}: {refused.strerror}", fix="give this user the right to read", who=WhoActs.SITE

@@ -58,6 +58,8 @@ rows_asked_most = 10          # the most that a job may ask for: who asks for 20
 # A site that may tell that can lower this, down to 0. No message of the coordinator can.
 rows_of_each_class = 5
 allow_open = false            # sums that differ by one site, whose difference is that site's update
+allow_dp = false              # sums of whoever is there, with noise: charged to this site's privacy ledger, which needs
+                              # a budget as well (parley site budget set)
 declared_weight = 1           # this site's public weight, where a job weighs by such
 rosters = ["signed"]          # "signed": any whose members the consortium's root signed; or digests you compared
 # drift_max = 10.0            # how far any weight of a model may move in a round
@@ -65,11 +67,15 @@ rosters = ["signed"]          # "signed": any whose members the consortium's roo
 """
 
 
-def example(*, plain: bool = False, rows_of_each_class: int = ROWS_OF_EACH_CLASS) -> str:
-    """`EXAMPLE` with these two lines as given: the text of a demonstration's or a benchmark's policy."""
+def example(
+    *, plain: bool = False, dp: bool = False, opened: bool = False, rows_of_each_class: int = ROWS_OF_EACH_CLASS
+) -> str:
+    """`EXAMPLE` with these lines as given: the text of a demonstration's or a benchmark's policy."""
     rows = "rows_of_each_class = {}"
     text = EXAMPLE.replace(rows.format(ROWS_OF_EACH_CLASS), rows.format(rows_of_each_class))
-    return text.replace("allow_plain_aggregation = false", f"allow_plain_aggregation = {str(plain).lower()}")
+    for line, allowed_here in (("allow_plain_aggregation", plain), ("allow_dp", dp), ("allow_open", opened)):
+        text = text.replace(f"{line} = false", f"{line} = {str(allowed_here).lower()}")
+    return text
 
 
 _AS_TUPLE = Strict(strict=False)
@@ -94,6 +100,7 @@ class SecureAggregation(Frozen):
     rows_asked_most: int = Field(default=10, ge=10)
     rows_of_each_class: int = Field(default=ROWS_OF_EACH_CLASS, ge=0)
     allow_open: bool = False
+    allow_dp: bool = False
     declared_weight: int = Field(default=1, ge=1, le=2**52)
     rosters: Annotated[tuple[Annotated[str, Field(pattern=f"^({SIGNED}|[0-9a-f]{{64}})$")], ...], _AS_TUPLE] = (SIGNED,)
     drift_max: float | None = Field(default=None, gt=0)
@@ -215,7 +222,7 @@ def floor(policy: Policy, jobs: Iterable[Admitted], revocations: RevocationList)
     rosters = {bytes.fromhex(each) for each in rules.rosters if each != SIGNED}
     if SIGNED in rules.rosters:
         rosters |= {each.terms.roster.hash for each in runs}
-    churns = (Churn.CELLS, Churn.OPEN) if rules.allow_open else (Churn.CELLS,)
+    churns = (Churn.CELLS, *([Churn.DP] * rules.allow_dp), *([Churn.OPEN] * rules.allow_open))
     members = (member for each in known for member in each.offer.roster)
     return Floor(
         c_max=rules.colluding_sites,

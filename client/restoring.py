@@ -2,26 +2,33 @@
 
 All that ever left the site is in its log before it leaves, so what the log does not show did no harm. A job that was
 under way is over for this site: how far it came in it is known, and what it held in memory is not.
+
+Of the ledger the log has budgets, and what jobs without a secure sum were promised and charged, in so many words; the
+charges of secure sums follow from the rounds that this site uploaded in.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from client import decisions, tables
 from client.decisions import Grant
-from federation.errors import RemoteProtocolError, StorageError, WhoActs
+from federation.errors import ParleyError, StorageError, WhoActs
+from privacy import ledger, ledger_chain
+from privacy.ledger import Book, BudgetSet, Charged, Ended, Promised
 from privacy.secure_aggregation.rostersum import logged
 from privacy.secure_aggregation.rostersum.durable import Charge, Durable, Family, Job, Tombstone
 from privacy.secure_aggregation.rostersum.logged import Logged, Passed
 from privacy.secure_aggregation.rostersum.messages import Open, RoundStart, Upload
-from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Plan, Terms
+from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from federation.audit import Entry
+    from privacy.ledger import Entry as Posted
 
 __all__ = ["Reentry", "reentry"]
 
@@ -34,17 +41,28 @@ class Reentry:
 
     Attributes:
         durable: Its state.
-        charges: What its ledger lacks, in the order in which it was spent.
+        posted: What its ledger lacks, in the order in which it was written.
         ended: Jobs that were under way in the copy, or were accepted since.
     """
 
     durable: Durable
-    charges: tuple[Charge, ...]
+    posted: tuple[Posted, ...]
     ended: int
 
+    @property
+    def charges(self) -> int:
+        """How many charges its ledger lacks."""
+        return sum(isinstance(entry, Charged) for entry in self.posted)
 
-def reentry(known: Durable, charged: Iterable[Charge], entries: Iterable[Entry], vk: bytes) -> Reentry:
+
+def reentry(known: Durable, book: Book, entries: Iterable[Entry], vk: bytes) -> Reentry:
     """The state that `known`, an older one, comes to with all that the log of the site with this key says.
+
+    Args:
+        known: The state.
+        book: What its ledger comes to; it is left as it is.
+        entries: The log.
+        vk: The site's protocol key.
 
     Raises:
         StorageError: The log does not say enough: a line is damaged, or an older release wrote it.
@@ -52,14 +70,43 @@ def reentry(known: Durable, charged: Iterable[Charge], entries: Iterable[Entry],
     replay = _Replay(vk, {job.job_hash: job for job in known.jobs})
     for entry in entries:
         replay.take(entry)
-    paid = {(charge.job_hash, charge.r) for charge in charged}
-    owed = tuple(charge for charge in replay.charges.values() if (charge.job_hash, charge.r) not in paid)
     over = {stone.job_hash for stone in known.closed}
     stones = tuple(stone for stone in replay.tombstones() if stone.job_hash not in over)
     durable = Durable((), (*known.closed, *stones), known.families)
     for family in replay.families.values():
         durable = durable.with_family(_joined(durable.family(family.name), family))
-    return Reentry(durable, owed, len(stones))
+    return Reentry(durable, tuple(_lacking(book, replay)), len(stones))
+
+
+def _lacking(book: Book, replay: _Replay) -> Iterator[Posted]:
+    """What the log says and the ledger does not, each entry once; of budgets the last of each family."""
+    last = {entry.family: entry for entry in replay.posted if isinstance(entry, BudgetSet)}
+    told: set[object] = set()
+    for entry in replay.posted:
+        if entry in last.values() or not isinstance(entry, BudgetSet):
+            name = _name(entry)
+            if name not in told and not _known(book, entry):
+                yield entry
+            told.add(name)
+
+
+def _name(entry: Posted) -> object:
+    """What an entry is told by: a round is charged once, whatever its attempts, and a job promised its rounds once."""
+    return entry.job if isinstance(entry, Promised) else ledger.key_of(entry) or entry
+
+
+def _known(book: Book, entry: Posted) -> bool:
+    match entry:
+        case BudgetSet(family=family):
+            return book.budget(family) == entry
+        case Promised(job=job):
+            return book.knows(job)
+        case Charged():
+            return book.charged(entry)
+        case Ended(job):
+            return book.ended(job)
+        case _:
+            assert_never(entry)
 
 
 def _joined(kept: Family, told: Family) -> Family:
@@ -80,13 +127,13 @@ class _Replay:
     last: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     opened: dict[bytes, int] = field(default_factory=dict)
     families: dict[str, Family] = field(default_factory=dict)
-    charges: dict[tuple[bytes, int], Charge] = field(default_factory=dict)
+    posted: list[Posted] = field(default_factory=list)
 
     def take(self, entry: Entry) -> None:
         """Takes in the next entry."""
         try:
             self._take(entry)
-        except (RemoteProtocolError, ValueError) as damaged:
+        except (ParleyError, ValueError) as damaged:
             raise StorageError(
                 f"line {entry.line} of the audit log cannot be read: {damaged}", fix=_ENROL, who=WhoActs.SITE
             ) from damaged
@@ -106,6 +153,8 @@ class _Replay:
             case Grant.PLAN:
                 plans = self._known(words[0]).plans
                 self._family(words[0], plans=(*plans, bytes.fromhex(words[1])))
+            case ledger.AUDITED:
+                self.posted.append(ledger_chain.entry_of(json.loads(entry.content)))
             case _:
                 pass
 
@@ -150,11 +199,8 @@ class _Replay:
             family = replace(family, plans=tuple(dict.fromkeys((*family.plans, plan.digest))))
         self.families[name] = family
         if plan.churn is Churn.DP:
-            self._charge(name, start, plan, terms.c_max)
-
-    def _charge(self, family: str, start: RoundStart, plan: Plan, c_max: int) -> None:
-        charge = Charge(family, start.job_hash, start.r, plan, len(start.members), c_max)
-        self.charges.setdefault((start.job_hash, start.r), charge)
+            charge = Charge(name, start.job_hash, start.r, plan, len(start.members), terms.c_max)
+            self.posted.append(ledger.charged(charge))
 
     def _read(self, job_hash: bytes) -> tuple[str, bytes]:
         """The family that a job reads, and the version of its table."""

@@ -7,7 +7,7 @@ coordinator --Sealed(job, bytes)--> heard ---> rostersum.site.Site ---> Send, Pe
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from federation.errors import (
 from federation.findings import Finding
 from federation.job import Job
 from federation.messages import JobOffer, MembershipStatement, RevocationList, Sealed, StepKind, StepStart
+from privacy.ledger import Payer
 from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum import site_events as sums
 from privacy.secure_aggregation.rostersum.durable import Durable
@@ -36,12 +37,12 @@ from privacy.secure_aggregation.rostersum.evidence import Evidence, Suspicion
 from privacy.secure_aggregation.rostersum.floor import Data, Floor
 from privacy.secure_aggregation.rostersum.logged import Logged, evidence_entry, message_entry, terms_entry
 from privacy.secure_aggregation.rostersum.messages import Close, Code, Encaps, FromCoordinator, Keys, Message
-from privacy.secure_aggregation.rostersum.plans import args_of, plan_id, terms_of
+from privacy.secure_aggregation.rostersum.plans import args_of, model_size, plan_id, terms_of
 from privacy.secure_aggregation.rostersum.rules import Broken, Rule
 from privacy.secure_aggregation.rostersum.site import Site
 from privacy.secure_aggregation.rostersum.site_events import Clock
 from privacy.secure_aggregation.rostersum.states import State
-from privacy.secure_aggregation.rostersum.terms import GUARD_WORDS, Terms
+from privacy.secure_aggregation.rostersum.terms import Terms
 
 if TYPE_CHECKING:
     from tasks.task import TaskFile
@@ -62,6 +63,12 @@ _LONGEST = 1000
 """Characters of each text of a finding."""
 
 
+def _tried(terms: Terms) -> None:
+    from privacy.secure_aggregation.rostersum import promise  # its libraries take memory that other jobs need not pay
+
+    promise.tried(terms)
+
+
 class SealedJobs:
     """The state of a site's jobs under secure aggregation. It owns no socket, clock, thread or file.
 
@@ -71,10 +78,21 @@ class SealedJobs:
     Args:
         key: This site's protocol key.
         durable: What it knew last; `Durable()` where it never ran.
+        ledger: Its privacy ledger; without one it accepts no job with noise.
+        trial: Returns once noise as a job needs it was drawn in this process and found right; it raises where it was
+            not.
     """
 
-    def __init__(self, key: Ed25519PrivateKey, durable: Durable) -> None:
-        self._site = Site(key, _NOTHING, durable)
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        durable: Durable,
+        ledger: Payer | None = None,
+        trial: Callable[[Terms], None] = _tried,
+    ) -> None:
+        self._site = Site(key, _NOTHING, durable, ledger)
+        self._ledger = ledger
+        self._trial = trial
         self._vk = key.public_key().public_bytes_raw()
         self._asked: set[tuple[str, bytes]] = set()
         self._jobs: dict[bytes, Admitted] = {}
@@ -131,16 +149,33 @@ class SealedJobs:
             problem = "the table is another version than that with which this job began: sums would show the change"
             fix = "put the data set back as it was when the job began; a new version serves new jobs"
             return (sums.JobRefused(job_hash, (Broken(Rule.TABLE, problem, fix),)),)
+        if failed := self._untried(job.terms, rules):
+            return (sums.JobRefused(job_hash, failed),)
         data = Data(family, table.digest, table.rows, table.test_rows, table.rarest)
         turns = self.receive(sums.Offered(job.terms, data), clock)
         return tuple(each for turn in turns for each in self._advised(job, family, turn))
+
+    def _untried(self, terms: Terms, rules: Policy) -> tuple[Broken, ...]:
+        """Why the noise of this process protects nothing, of a job that needs some and that the policy may allow.
+
+        It is asked again in each process, before the first word in such a job.
+        """
+        if not rules.secure_aggregation.allow_dp or all(plan.dp is None for plan in terms.plans):
+            return ()
+        try:
+            self._trial(terms)
+        except ParleyError as failed:
+            return (Broken(Rule.SAMPLER, failed.problem, failed.fix),)
+        return ()
 
     def _advised(self, job: Admitted, family: str, turn: Turn) -> tuple[Turn, ...]:
         """A refusal with the administrator's commands against it, after what it asks for is in the log."""
         idx = job.terms.roster.index_of(self._vk)
         if not isinstance(turn, sums.JobRefused) or idx is None:
             return (turn,)
-        entries, reasons = self._asking(job, idx, family, turn.reasons)
+        unpaid = None if self._ledger is None else self._ledger.refusal(job.terms, family)
+        told = tuple(unpaid if unpaid and each.rule is Rule.LEDGER else each for each in turn.reasons)
+        entries, reasons = self._asking(job, idx, family, tuple(dict.fromkeys(told)))
         refused = sums.JobRefused(turn.job_hash, reasons)
         return (Record(entries), refused) if entries else (refused,)
 
@@ -308,7 +343,7 @@ def admitted(offer: JobOffer, job: Job, coordinator: MembershipStatement) -> Adm
         offered.job_id,
         offer.roster,
         coordinator.protocol_key,
-        train.words - 1 - GUARD_WORDS,
+        model_size(train),
         task.statistics_fields,
         task.evaluation_fields,
     )

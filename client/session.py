@@ -539,8 +539,7 @@ class Session:
                 return (Send(Declined(busy.job, busy.step, busy.attempt, cause)), note, *self._next())
             case Assigned(), Assigned() if busy == subject:
                 self._busy = None
-                because = Because.DATA if cause is DeclineCause.DATA else Because.RESOURCES
-                return (*self._cannot(self._jobs[busy.job], because), note, *self._next())
+                return (*self._cannot(self._jobs[busy.job], _because(busy, cause)), note, *self._next())
             case JobOffer(), JobOffer() if busy == subject:
                 self._busy = None
                 finding = _finding("data", problem, "see the site's log")
@@ -720,6 +719,15 @@ def _is_of(work: JobOffer | StepStart | Assigned | None, job: str, step: int) ->
     """Whether it is the work of this step."""
     asked = work.step if isinstance(work, Assigned) else work
     return isinstance(asked, StepStart) and (asked.job, asked.step) == (job, step)
+
+
+def _because(busy: Assigned, cause: DeclineCause) -> Because:
+    """Why work cannot be done. With noise that is never the records: training that fails on them gives an update of 0.
+
+    What the trainer calls data is then a table that was changed, or taken away, in the middle of the job.
+    """
+    data = cause is DeclineCause.DATA and busy.work.plan.dp is None
+    return Because.DATA if data else Because.RESOURCES
 
 
 def _finding(path: str, problem: str, fix: str) -> Finding:

@@ -19,6 +19,7 @@ from typing import TypeVar, assert_never
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.connection import Connection
+from client.ledger import SiteLedger
 from client.masking import Contributions
 from client.session_events import Assigned, Event, MaskFailed, Record, StopUploads, UploadMasked
 from client.vault import Vault
@@ -52,6 +53,11 @@ class Sealing:
     key: Ed25519PrivateKey = field(repr=False)
     vault: Vault
     audit: AuditLog
+
+    @property
+    def ledger(self) -> SiteLedger:
+        """The site's privacy ledger, which is kept in its vault."""
+        return SiteLedger(self.vault, self.audit)
 
 
 class Summing:

@@ -1,8 +1,8 @@
 """What a site must never forget under secure aggregation: its durable state, one transaction with fsync at a time.
 
-A SQLite file holds one row for each job, tombstone and data family, and one for each charge to the ledger; a change
-writes only the rows that changed, so the tombstones of years cost nothing. A *witness* counts the changes: beside it,
-or better where no backup and no snapshot of its disk takes it along (`keep_witness`).
+A SQLite file holds one row for each job, tombstone and data family, and one for each line of the privacy ledger; a
+change writes only the rows that changed, so the tombstones of years cost nothing. A *witness* counts the changes:
+beside it, or better where no backup and no snapshot of its disk takes it along (`keep_witness`).
 """
 
 import hashlib
@@ -10,36 +10,45 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from client import ledger_store
 from federation import files
 from federation.blobs import sync_folder
 from federation.errors import LocalProtocolError, ParleyError, StorageError, WhoActs
+from privacy import ledger
 from privacy.crypto import canonical
+from privacy.ledger import Book, Ended, Entry
 from privacy.secure_aggregation.rostersum.durable import Charge, Durable
-from privacy.secure_aggregation.rostersum.fields import pack, unpack
+from privacy.secure_aggregation.rostersum.fields import unpack
 from privacy.secure_aggregation.rostersum.site_events import Persist
 from privacy.secure_aggregation.rostersum.terms import Plan
 
-__all__ = ["Vault", "keep_witness", "vault_in", "witness_in"]
+__all__ = ["Vault", "keep_witness", "ledger_in", "vault_in", "witness_in"]
 
 _FILE, _WITNESS, _POINTER = "vault.db", "vault.count", "vault.witness"
 """In a site's home: its state, the file that counts its changes, and the one that says where else that file lies."""
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = f"""
     CREATE TABLE vault (identity BLOB NOT NULL, changes INTEGER NOT NULL);
     CREATE TABLE state (
         number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, content BLOB NOT NULL, digest BLOB NOT NULL
     );
-    CREATE TABLE charges (
-        number INTEGER PRIMARY KEY, job BLOB NOT NULL, r BLOB NOT NULL, content BLOB NOT NULL, UNIQUE (job, r)
-    );
+    {ledger_store.SCHEMA}
+    PRAGMA user_version = {_VERSION};
+"""
+_UNCHAINED = 1
+"""Before the ledger was a chain of events, charges stood in a table of their own, each with its whole plan."""
+_CHAINED = f"""
+    {ledger_store.SCHEMA}
+    DROP TABLE charges;
     PRAGMA user_version = {_VERSION};
 """
 _PRAGMAS = (
@@ -82,15 +91,19 @@ class Vault:
         witness: Where changes are counted.
         restored: The administrator's word that `file` is an older copy: it is opened in spite of its witness, to be
             given what it lacks by `reenter`. Until then nothing changes, and without this word it is refused as before.
+        clock: The time that the ledger's lines bear, in Unix seconds; it orders nothing.
 
     Raises:
         StorageError: Another process uses it, it is an older copy, damaged, lost or a newer release's, or the disk does
             not take it or cannot fsync; nothing changed.
     """
 
-    def __init__(self, file: Path, witness: Path, *, restored: bool = False) -> None:
+    def __init__(
+        self, file: Path, witness: Path, *, restored: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
         self._file = file
         self._witness = witness
+        self._clock = clock
         _require_sync(file.parent)
         self._lock = _connected(file.with_name(f"{file.name}.lock"), patience=0)
         try:
@@ -116,6 +129,8 @@ class Vault:
                 _prepare(self._connection, self._file, count)
                 self._durable = self._loaded()
                 self._count = self._counted(count, restored=restored)
+                self._chain()
+                self._tail, self._book = self._ledger()
         except BaseException:
             self._connection.close()
             raise
@@ -138,20 +153,43 @@ class Vault:
         """The state that is durable: that of the last `persist` which returned. The order of its jobs means nothing."""
         return self._durable
 
+    @property
+    def book(self) -> Book:
+        """What the privacy ledger comes to; only this changes it."""
+        return self._book
+
     def persist(self, work: Persist) -> None:
-        """Makes the state durable, and the charge with it: both, or neither.
+        """Makes the state durable, and with it what it costs: all, or nothing.
+
+        A round's charge, the promise to a job that was accepted, and the end of one that is closed are lines of the
+        ledger in the same transaction.
 
         Raises:
             StorageError: The disk does not take it. The process must end, for its machines are ahead of the disk; no
                 further change is taken.
             LocalProtocolError: It would forget a job, or charge a round twice, or this is an older copy that was given
                 nothing yet: a bug of ours. The process must end.
+            ConfigurationError: The charge is no event: a bug of ours, since it was found payable. The process must end.
         """
+        self._require_served()
+        self._write(work.durable, () if work.charge is None else (ledger.charged(work.charge),))
+
+    def post(self, entries: Iterable[Entry]) -> None:
+        """Makes entries of the ledger durable, all of them or none.
+
+        Raises:
+            StorageError: As `persist`.
+            LocalProtocolError: They contradict the ledger, or this is an older copy that was given nothing yet: a bug
+                of ours. The process must end.
+        """
+        self._require_served()
+        self._write(self._durable, entries)
+
+    def _require_served(self) -> None:
         if self._behind:
             raise LocalProtocolError(f"{self._file} is an older copy, and was to serve before it had what it lacks")
-        self._write(work.durable, () if work.charge is None else (work.charge,))
 
-    def reenter(self, durable: Durable, charges: Iterable[Charge]) -> None:
+    def reenter(self, durable: Durable, entries: Iterable[Entry]) -> None:
         """Makes what an older copy lacked durable, all at once: from now on it is the newest, and may serve.
 
         Raises:
@@ -160,10 +198,10 @@ class Vault:
         """
         if self._behind:
             self._count.create(self._witness)
-        self._write(durable, charges)
+        self._write(durable, entries)
         self._behind = False
 
-    def _write(self, durable: Durable, charges: Iterable[Charge]) -> None:
+    def _write(self, durable: Durable, entries: Iterable[Entry]) -> None:
         if self._failed:
             raise StorageError(
                 f"{self._file} did not take a change, and this process knows more than it",
@@ -172,30 +210,27 @@ class Vault:
             )
         self._failed = True
         _require_memory(self._durable, durable)
-        count = self._count.next
+        count, lines = self._count.next, (*entries, *self._implied(durable))
+        for entry in lines:
+            self._book.post(entry)  # it is ahead of a disk that refuses: then this process changes nothing any more
         with _told(self._file), self._connection as transaction:
             transaction.execute("BEGIN IMMEDIATE")
             for name, piece in _changes(self._durable, durable):
                 _put(transaction, name, piece)
-            for charge in charges:
-                _charge(transaction, charge)
+            tail = ledger_store.append(transaction, self._tail, lines, self._clock()) if lines else self._tail
             transaction.execute("UPDATE vault SET changes = ?", (count.changes,))
-        self._durable, self._count = durable, count
+        self._durable, self._count, self._tail = durable, count, tail
         count.update(self._witness)
         self._failed = False
 
-    def charges(self) -> tuple[Charge, ...]:
-        """What the ledger was charged, in this order; each round of a job once.
-
-        Raises:
-            StorageError: What is kept is damaged.
-        """
-        with _told(self._file):
-            rows = self._connection.execute("SELECT content FROM charges ORDER BY number").fetchall()
-        try:
-            return tuple(_charge_of(content) for (content,) in rows)
-        except (ValueError, TypeError, ParleyError) as damaged:
-            raise self._damaged(f"a charge cannot be read ({damaged})") from damaged
+    def _implied(self, durable: Durable) -> Iterator[Entry]:
+        """What the ledger is to say of jobs that are accepted with this change, or over with it."""
+        known = {job.job_hash for job in self._durable.jobs}
+        fresh = (job for job in durable.jobs if job.job_hash not in known)
+        yield from ledger.promised(fresh)
+        for job_hash in known - {job.job_hash for job in durable.jobs}:
+            if self._book.promise(job_hash) is not None:
+                yield Ended(job_hash)
 
     # --------------------------------------------------------------------------------------------------- what it holds
 
@@ -215,6 +250,28 @@ class Vault:
             tuple(family for piece in pieces for family in piece.families),
         )
 
+    def _chain(self) -> None:
+        """Brings the charges of an older release into the ledger; what it was is the newest state, or restored."""
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version != _UNCHAINED:
+            return
+        rows = self._connection.execute("SELECT content FROM charges ORDER BY number").fetchall()
+        try:
+            entries = [ledger.charged(_charge_of(content)) for (content,) in rows]
+        except (ValueError, TypeError, ParleyError) as damaged:
+            raise self._damaged(f"a charge cannot be read ({damaged})") from damaged
+        with self._connection as transaction:
+            transaction.execute("BEGIN IMMEDIATE")
+            for statement in _CHAINED.split(";"):
+                transaction.execute(statement)
+            ledger_store.append(transaction, ledger_store.EMPTY, entries, self._clock())
+
+    def _ledger(self) -> tuple[ledger_store.Tail, Book]:
+        view = ledger_store.loaded(self._connection)
+        if view.broken is not None:
+            raise self._damaged(f"{view.broken}, in its ledger")
+        return view.tail, view.book
+
     def _counted(self, witness: "_Count | None", *, restored: bool) -> "_Count":
         """The count with which this file goes on."""
         row = self._connection.execute("SELECT identity, changes FROM vault").fetchone()
@@ -224,22 +281,12 @@ class Vault:
         if restored:
             return _Count(kept.identity, max(kept.changes, 0 if witness is None else witness.changes) + 1)
         if witness is None:
-            raise self._older(f"its witness {self._witness} is missing")
-        if witness.identity != kept.identity:
-            raise self._older(f"its witness {self._witness} is another vault's")
-        if witness.changes > kept.changes:
-            raise self._older(f"it has {kept.changes} changes where its witness has counted {witness.changes}")
+            raise _older(self._file, f"its witness {self._witness} is missing")
+        _require_newest(self._file, self._witness, kept, witness)
         kept.create(self._witness)
         return kept
 
     # -------------------------------------------------------------------------------------------------------- refusals
-
-    def _older(self, why: str) -> StorageError:
-        return StorageError(
-            f"{self._file} may be an older copy: {why}. What it has forgotten may have left this site",
-            fix=_RESTORE,
-            who=WhoActs.SITE,
-        )
 
     def _lost(self, witness: "_Count") -> StorageError:
         return StorageError(
@@ -299,6 +346,21 @@ def keep_witness(home: Path, folder: Path) -> Path:
     return new
 
 
+def ledger_in(home: Path) -> ledger_store.View:
+    """The privacy ledger of the site with this home as it is durable now, also beside its agent; nothing is written.
+
+    Raises:
+        StorageError: It cannot be read, was made by an older release, or stands in an older copy of the vault.
+    """
+    file, witness = vault_in(home), witness_in(home)
+    count = _Count.read(witness)  # before the vault: it may grow meanwhile, and its witness after it
+    view = ledger_store.look(file)
+    if count is not None:
+        kept = _Count(count.identity, 0) if view.counted is None else _Count(*view.counted)  # lost, or emptied
+        _require_newest(file, witness, kept, count)
+    return view
+
+
 # --------------------------------------------------------------------------------------------------------- the witness
 
 
@@ -344,6 +406,22 @@ class _Count:
                 witness.write(self.line)
         except OSError as refused:
             raise _unusable(file, refused) from refused
+
+
+def _require_newest(file: Path, witness: Path, kept: _Count, counted: _Count) -> None:
+    """Returns only if a vault has all the changes that its witness has counted."""
+    if counted.identity != kept.identity:
+        raise _older(file, f"its witness {witness} is another vault's")
+    if counted.changes > kept.changes:
+        raise _older(file, f"it has {kept.changes} changes where its witness has counted {counted.changes}")
+
+
+def _older(file: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{file} may be an older copy: {why}. What it has forgotten may have left this site",
+        fix=_RESTORE,
+        who=WhoActs.SITE,
+    )
 
 
 def _unusable(file: Path, refused: OSError) -> StorageError:
@@ -392,14 +470,6 @@ def _put(transaction: sqlite3.Connection, name: str, piece: Durable | None) -> N
         "INSERT OR REPLACE INTO state (name, content, digest) VALUES (?, ?, ?)",
         (name, content, hashlib.sha256(content).digest()),
     )
-
-
-def _charge(transaction: sqlite3.Connection, charge: Charge) -> None:
-    plan = pack(charge.plan)
-    numbers = charge.members, charge.c_max, charge.rounds
-    content = canonical.enc(charge.family, charge.job_hash, charge.r, plan, *numbers)
-    row = charge.job_hash, charge.r.to_bytes(8), content  # SQLite's integers are signed, and end before a round's do
-    transaction.execute("INSERT INTO charges (job, r, content) VALUES (?, ?, ?)", row)
 
 
 def _charge_of(content: bytes) -> Charge:
@@ -454,7 +524,8 @@ def _prepare(connection: sqlite3.Connection, file: Path, count: _Count | None) -
             transaction.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.split(";"):
                 transaction.execute(statement)
-            transaction.execute("INSERT INTO vault VALUES (?, ?)", (count.identity, count.changes))
+            row = count.identity, count.changes
+            transaction.execute("INSERT INTO vault (identity, changes) VALUES (?, ?)", row)
 
 
 @contextmanager

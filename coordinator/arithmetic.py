@@ -10,6 +10,7 @@ import numpy as np
 from coordinator.events import Broken, Complete, Completion, Lengths, Measured, Prepared, Rejected, Stepped
 from coordinator.memory import Memory
 from coordinator.parallel import Settling, in_parts
+from coordinator.secure_sums import SummedUpdates
 from federation import plugins
 from federation.blobs import BlobStore
 from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, RemoteProtocolError
@@ -172,10 +173,11 @@ class Arithmetic:
             return
         if not opened:
             raise LocalProtocolError(f"step {work.step} is to be completed before its sum is open")
-        for each in opened:
+        sums = tuple(each.of(size) if isinstance(each, SummedUpdates) else each for each in opened)
+        for each in sums:
             if each.size != size:
                 raise LocalProtocolError(f"a sum of step {work.step} has {each.size} values where {size} belong")
-        yield opened
+        yield sums
 
     def _summed(self, work: Complete, size: int, words: interface.WordType, files: ExitStack) -> Sequence[Opened]:
         """One sum of what lies in the spool, or one of each site where each is a group; only updates are weighted."""

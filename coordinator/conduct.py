@@ -211,7 +211,9 @@ class Conductor:
     def _sealed(self, conducted: Conducted, secured: Secured) -> SealedSums:
         """The job's secure aggregation, at work."""
         run = conducted.run
-        patience = Patience(ready=run.job.cohort.deadline_seconds)
+        seconds = run.job.cohort.deadline_seconds
+        usual = Patience()
+        patience = Patience(seconds, again=min(seconds, usual.again), upload=min(seconds, usual.upload))
         standing = f"how far the secure aggregation of job {run.id} has come"
 
         async def keep(content: bytes) -> None:

@@ -5,10 +5,11 @@ import platform
 from importlib import metadata
 
 from coordinator.records import JobRecord, StepRecord
-from federation.blobs import BlobStore
+from federation.blobs import BlobRef, BlobStore
 from federation.errors import LocalProtocolError
 from federation.job import Job, digest
 from federation.messages import Metric
+from federation.vector import from_safetensors
 
 __all__ = ["card"]
 
@@ -61,7 +62,7 @@ def card(record: JobRecord, job: Job, step: StepRecord, blobs: BlobStore) -> str
             "secure_aggregation": job.privacy.secure_aggregation,
             "statement": (
                 f"No record left its site. {_AGGREGATION[job.privacy.secure_aggregation]} "
-                "No differential privacy was applied: the model itself may reveal something about training records."
+                f"{_guarantee(job, len(record.roster), final.payload, blobs)}"
             ),
         },
         "submitted": record.submitted,
@@ -69,6 +70,19 @@ def card(record: JobRecord, job: Job, step: StepRecord, blobs: BlobStore) -> str
         "versions": {"parley-fl": metadata.version("parley-fl"), "python": platform.python_version()},
     }
     return json.dumps(content, indent=2, sort_keys=True)
+
+
+def _guarantee(job: Job, sites: int, model: BlobRef, blobs: BlobStore) -> str:
+    """What noise in the sums promised each site; or that there was none."""
+    if job.privacy.churn != "dp":
+        return "No differential privacy was applied: the model itself may reveal something about training records."
+    from privacy.secure_aggregation.rostersum import plans, promise  # accountants, which other jobs need no memory for
+
+    layout, _ = from_safetensors(blobs.mapped(model))
+    found = plans.foreseen(job, sites, layout.size)
+    if found is None:
+        raise LocalProtocolError("a job with noise promises nothing")
+    return promise.statement(found)
 
 
 def _plain(metrics: tuple[Metric, ...]) -> dict[str, float]:

@@ -4,24 +4,29 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from coordinator.parallel import in_parts
 from federation.errors import StorageError, WhoActs
 from federation.vector import BLOCK, F64, spans
-from privacy.crypto.masks import Words, dtype
+from privacy.crypto.masks import dtype
 from privacy.secure_aggregation.interface import Source
+from privacy.secure_aggregation.rostersum import noised
 from privacy.secure_aggregation.rostersum.coordinator_events import Broken, Sum, Summed, Term
 from privacy.secure_aggregation.rostersum.encoding import BurnedError, FieldsCodec, TrainCodec, TrainSum, codec_of
 from privacy.secure_aggregation.rostersum.fields import pack
+from privacy.secure_aggregation.rostersum.noised import NoisedSum
 from privacy.secure_aggregation.rostersum.sums import MaskedSum
-from privacy.secure_aggregation.rostersum.terms import Plan
+from privacy.secure_aggregation.rostersum.terms import DpCodec, Plan
 
 __all__ = ["SummedTotals", "SummedUpdates", "perform"]
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,15 @@ class SummedUpdates:
     """
 
     event: Summed
-    decoded: TrainSum
+    decoded: TrainSum | NoisedSum
+
+    def of(self, size: int) -> "SummedUpdates":
+        """The same sum for a model of `size` values: without what updates with noise were padded with.
+
+        Raises:
+            LocalProtocolError: Such updates are padded to another size.
+        """
+        return replace(self, decoded=self.decoded.first(size)) if isinstance(self.decoded, NoisedSum) else self
 
     @property
     def size(self) -> int:
@@ -45,7 +58,7 @@ class SummedUpdates:
 
     @property
     def weight(self) -> float:
-        """The members' total weight, as they rounded it."""
+        """The members' total weight, as they rounded it; with noise each member counts as 1."""
         return self.decoded.weight
 
     def mean(self, block: int = BLOCK, start: int = 0, stop: int | None = None) -> Iterator[F64]:
@@ -102,7 +115,8 @@ def perform(
     """The opened sum of exactly the members of `work`, or why it is broken, for the machine to burn.
 
     In memory there is a block of words at a time, however many sites and words there are; the accumulator is a file
-    without a name in `folder`, as large as one upload. It holds a sum of masked vectors, then the sum.
+    without a name in `folder`, as large as one upload. It holds a sum of masked vectors, then the sum. A sum with noise
+    is rotated back in another such file, twice as large.
 
     Args:
         work: What the machine asks for.
@@ -116,8 +130,8 @@ def perform(
         LocalProtocolError: A member is in it twice: a bug of ours.
         ConfigurationError: The plan has a codec that this release cannot decode.
     """
-    codec = codec_of(pack(plan.codec))
-    total = MaskedSum(_accumulator(folder, plan), in_parts)
+    codec = plan.codec if isinstance(plan.codec, DpCodec) else codec_of(pack(plan.codec))
+    total = MaskedSum(_accumulator(folder, plan.words, dtype(plan.ring)), in_parts)
     for term in work.terms:
         with source(term) as read:
             try:
@@ -132,6 +146,9 @@ def perform(
         match codec:
             case TrainCodec():
                 return SummedUpdates(event, codec.decode(total.words(), members))
+            case DpCodec(dimension):
+                room = _accumulator(folder, dimension, np.dtype(np.float64))
+                return SummedUpdates(event, noised.decode(plan, total.words(), members, work.ctx, room))
             case FieldsCodec(fields):
                 pooled = codec.decode(total.words(), members)
                 return SummedTotals(event, np.concatenate([pooled[each.name] for each in fields]), members)
@@ -141,18 +158,19 @@ def perform(
         return Broken(work.ctx, burned.problem)
 
 
-def _accumulator(folder: Path, plan: Plan) -> Words:
-    """Words of 0 in a file that ends with them; its room is taken now, since a full disk kills who writes to a map."""
+def _accumulator(folder: Path, length: int, kind: np.dtype[T]) -> npt.NDArray[T]:
+    """Zeros in a file that ends with them; its room is taken now, since a full disk kills who writes to a map."""
+    size = length * kind.itemsize
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
-            for start in range(0, plan.size, BLOCK):
-                file.write(bytes(min(BLOCK, plan.size - start)))
+            for start in range(0, size, BLOCK):
+                file.write(bytes(min(BLOCK, size - start)))
             file.flush()
-            return np.memmap(file, dtype(plan.ring), "r+", shape=(plan.words,))
+            return np.memmap(file, kind, "r+", shape=(length,))
     except OSError as refused:
         raise StorageError(
-            f"cannot write a sum of {plan.size} bytes to {folder}: {refused.strerror}",
+            f"cannot write a sum of {size} bytes to {folder}: {refused.strerror}",
             fix="free disk space, or make the folder writable",
             who=WhoActs.COORDINATOR,
         ) from refused

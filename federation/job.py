@@ -22,6 +22,7 @@ __all__ = [
     "Cohort",
     "Column",
     "DataContract",
+    "DifferentialPrivacy",
     "EarlyStop",
     "Frozen",
     "Job",
@@ -268,12 +269,32 @@ class Cohort(Frozen):
         return self.quorum if self.quorum is not None else self.minimum_sites
 
 
+class DifferentialPrivacy(Frozen):
+    """The guarantee of a job with noise: what is protected (`level`), and how well. The noise is discrete Gaussian.
+
+    `site`: all records of a site, so that nobody learns more than epsilon at delta of what it trained on. The noise is
+    such that it holds over all rounds that may be charged: `rounds.maximum`, and `spare_rounds` more for rounds that
+    were charged and came to nothing (by default a tenth of the maximum, rounded up).
+    """
+
+    level: Literal["site"]
+    epsilon: float = Field(gt=0, le=20)
+    delta: float = Field(gt=0, le=0.1)
+    spare_rounds: int | None = Field(default=None, ge=0, le=100_000)
+
+    def charged(self, maximum: int) -> int:
+        """Rounds that may be charged, of a job of so many rounds at most."""
+        return maximum + (-(-maximum // 10) if self.spare_rounds is None else self.spare_rounds)
+
+
 class Privacy(Frozen):
     """What the coordinator may see: with `rostersum`, the default, sums of many sites and nothing of any one.
 
     `plain` shows it each site's update; that must stand here, and the sites' policies must allow it. The other keys
     are RosterSum's. `churn`: who may be missing from a sum; with `cells` (the default) a sum holds whole cells only, so
-    that no two sums differ by one site; with `open` any site may be missing, and subtracting sums may show its update.
+    that no two sums differ by one site; with `dp` any site may be missing from a sum of updates, each site adds its
+    share of noise, and `differential_privacy` says how much; with `open` any site may be missing, and subtracting sums
+    may show its update.
     `cells`: the sites of each cell; without it the whole roster is one, or with `groups` as many as it allows.
     `groups`: whether updates are summed in each cell by itself, as robust strategies need it: the coordinator sees one
     sum for each cell, and a cell with a missing site has none in that round, which counts if the others hold the
@@ -286,7 +307,8 @@ class Privacy(Frozen):
     """
 
     secure_aggregation: Literal["rostersum", "plain"] = "rostersum"
-    churn: Literal["cells", "open"] = "cells"
+    churn: Literal["cells", "dp", "open"] = "cells"
+    differential_privacy: DifferentialPrivacy | None = None
     cells: Annotated[tuple[Annotated[tuple[_Word, ...], _AsTuple], ...], _AsTuple, Field(max_length=_MOST_ITEMS)] = ()
     groups: bool = False
     colluding_sites: int | None = Field(default=None, ge=0, le=98)
@@ -308,13 +330,35 @@ class Privacy(Frozen):
                     yield (key,), "belongs to secure aggregation; plain aggregation does not heed it"
         if not 1 <= least <= most <= 4096 * least:
             yield ("weights",), "must be the least and the largest weight, which may be at most 4096 times as large"
-        if self.groups and self.churn == "open":
+        if self.groups and self.churn != "cells":
             yield ("groups",), 'needs churn "cells", as each group is one whole cell; set one of them otherwise'
         if self.weighting == "records" and self.churn == "open":
             yield ("weighting",), 'must be "uniform" with open churn: a missing site would show its number of records'
+        if self.secure_aggregation != "plain":
+            yield from self._noise()
         sites = tuple(site for cell in self.cells for site in cell)
         for index in _repeated(sites):
             yield ("cells",), f"the site {_quoted(sites[index])} stands twice"
+
+    def _noise(self) -> Iterator[tuple[KeyPath, str]]:
+        """Noise without a guarantee, a guarantee without noise, and keys that sums with noise do not heed."""
+        table = "differential_privacy"
+        if self.churn != "dp":
+            if self.differential_privacy is not None:
+                level = self.differential_privacy.level
+                yield (table, "level"), f'"{level}" belongs to churn "dp", and churn is "{self.churn}"; set one of them'
+            return
+        if self.differential_privacy is None:
+            needs = 'level = "site", an epsilon and a delta: they say how much noise the sites add'
+            yield ("churn",), f'"dp" needs a table [privacy.{table}] with {needs}'
+        if self.weighting not in (None, "uniform"):
+            yield (
+                ("weighting",),
+                'must be "uniform" with churn "dp": a sum with noise is divided by its number of sites',
+            )
+        for key in ("weights", "bound"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                yield (key,), 'means nothing with churn "dp", where an update is cut to its clip alone; remove it'
 
 
 class Job(Frozen):
@@ -365,6 +409,9 @@ class Job(Frozen):
         if self.privacy.secure_aggregation == "plain":
             if least < fewest:
                 yield ("cohort", "minimum_sites"), f"{needs}, each site being one here; ask for {fewest} sites or more"
+        elif self.privacy.churn == "dp":
+            fix = 'choose a strategy that needs only the sum, such as "fedavg"'
+            yield ("strategy", "name"), f'{needs}, and churn "dp" shows only the noisy sum over all of them; {fix}'
         elif not self.privacy.groups:
             fix = 'set privacy.groups = true, or choose a strategy that needs only the sum, such as "fedavg"'
             yield ("strategy", "name"), f"{needs}, and secure aggregation shows only the sum over all of them; {fix}"

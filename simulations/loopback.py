@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation.blobs import BlobRef
 from federation.errors import LocalProtocolError, ParleyError
+from federation.vector import F32
 from privacy.crypto import masks
 from privacy.crypto.masks import Words
 from privacy.secure_aggregation.interface import Source
@@ -33,8 +34,8 @@ from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum import site_events as at_site
 from privacy.secure_aggregation.rostersum.coordinator import Coordinator, Patience
 from privacy.secure_aggregation.rostersum.coordinator_state import Standing
-from privacy.secure_aggregation.rostersum.durable import Durable
-from privacy.secure_aggregation.rostersum.floor import Data, Floor
+from privacy.secure_aggregation.rostersum.durable import Charge, Durable
+from privacy.secure_aggregation.rostersum.floor import Data, Floor, Ledger
 from privacy.secure_aggregation.rostersum.messages import FromSite, Message, Relayed
 from privacy.secure_aggregation.rostersum.site import Site
 from privacy.secure_aggregation.rostersum.site_events import Assignment, Clock
@@ -45,6 +46,7 @@ __all__ = [
     "COORDINATOR",
     "Contribute",
     "Delivery",
+    "Encode",
     "Interrupt",
     "Loopback",
     "Lossy",
@@ -53,6 +55,8 @@ __all__ = [
     "Parcel",
     "Stop",
     "Summation",
+    "Unlimited",
+    "as_contributed",
     "floor_for",
     "reliable",
 ]
@@ -139,11 +143,33 @@ class Lossy:
 
 
 class Contribute(Protocol):
-    """A site's work: its vector [d], guard and all, in words of the plan's ring; None: it cannot, and declines."""
+    """A site's work: its vector [d], guard and all, in words of the plan's ring; None: it cannot, and declines.
 
-    def __call__(self, idx: int, assignment: Assignment, /) -> Words | None:
+    Where vectors are encoded for each attempt, it is what they are encoded from.
+    """
+
+    def __call__(self, idx: int, assignment: Assignment, /) -> Words | F32 | None:
         """The vector of site `idx` for this assignment."""
         ...
+
+
+Encode = Callable[[at_site.Mask, Words | F32], Words]
+"""What a site sends in one attempt, its masks apart, made of what it contributed: fresh memory, each time."""
+
+
+def as_contributed(_: at_site.Mask, words: Words | F32) -> Words:
+    """The vector itself, the same in each attempt."""
+    if not np.issubdtype(words.dtype, np.unsignedinteger):
+        raise LocalProtocolError(f"a vector of {words.dtype} was contributed, and nothing says how it is encoded")
+    return words.astype(words.dtype)
+
+
+class Unlimited:
+    """A ledger that pays every round: in a simulation there is nothing to protect."""
+
+    def affords(self, charge: Charge) -> bool:  # noqa: ARG002 - whatever it is
+        """Yes."""
+        return True
 
 
 class Stop(Enum):
@@ -164,10 +190,11 @@ def _never(_party: int, _effect: object) -> Stop:
 
 @dataclass(frozen=True, slots=True)
 class Summation:
-    """One opened sum: over these members, its words modulo the ring."""
+    """One opened sum: over these members, its words modulo the ring, of the attempt with this context."""
 
     members: tuple[int, ...]
     words: Words = field(repr=False)
+    ctx: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +240,8 @@ class Loopback:
         interrupt: Where parties are stopped.
         downtime: Seconds until a stopped party runs again.
         floor: The sites' limits; by default those that allow the job.
+        encode: What a site sends in an attempt; by default what it contributed, the same in each.
+        ledger: What the sites ask whether they can pay for noise; by default they can.
 
     Attributes:
         now: Virtual seconds.
@@ -222,6 +251,7 @@ class Loopback:
         sent: Called with each parcel that leaves.
         refusals: What parties refused, in order: party and error.
         performed: Called with each party and effect, before it is performed.
+        charges: What each site's ledger was charged, durable with what it persisted.
     """
 
     def __init__(
@@ -236,6 +266,8 @@ class Loopback:
         interrupt: Interrupt = _never,
         downtime: float = 1.0,
         floor: Floor | None = None,
+        encode: Encode = as_contributed,
+        ledger: Ledger | None = None,
     ) -> None:
         self.terms = terms
         self.now = 0.0
@@ -247,16 +279,19 @@ class Loopback:
         self.refusals: list[tuple[int, ParleyError]] = []
         self.sent: Callable[[Parcel], None] = lambda _: None
         self.performed: Callable[[int, object], None] = lambda _party, _effect: None
+        self.charges: list[list[Charge]] = [[] for _ in range(terms.n)]
         self._keys = (coordinator_key, tuple(site_keys))
         self._contribute = contribute
         self._patience = patience
         self._downtime = downtime
         self._floor = floor or floor_for(terms)
+        self._encode = encode
+        self._ledger = ledger or Unlimited()
         self._items: list[_Item] = []
         self._number = 0
         self._lines = [0] * terms.n
         self._lives = dict.fromkeys(range(COORDINATOR, terms.n), 0)
-        self._updates: dict[tuple[int, str], Words] = {}
+        self._updates: dict[tuple[int, str], Words | F32] = {}
         self._vectors: dict[tuple[int, bytes], bytes] = {}
         self._spool: dict[tuple[int, bytes], bytes] = {}
         self._expected: set[tuple[int, bytes]] = set()
@@ -461,7 +496,7 @@ class Loopback:
     def _commit(self, effect: at_coordinator.Opened) -> None:
         """The one transaction of state, model and round."""
         self.disks[COORDINATOR] = effect.state.encode()
-        self._opened.extend(Summation(each.members, self._sums.pop(each.ctx)) for each in effect.sums)
+        self._opened.extend(Summation(each.members, self._sums.pop(each.ctx), each.ctx) for each in effect.sums)
         self._spool.clear()
         self._expected.clear()
         self._tell_coordinator(at_coordinator.Committed(effect.r))
@@ -482,7 +517,7 @@ class Loopback:
     def _start_site(self, idx: int) -> None:
         stored = self.disks.get(idx)
         durable = Durable() if stored is None else Durable.decode(stored)
-        self.sites[idx] = Site(self._keys[1][idx], self._floor, durable)
+        self.sites[idx] = Site(self._keys[1][idx], self._floor, durable, self._ledger)
         self._tell_site(idx, at_site.Offered(self.terms, Data("family", bytes(32), 10**6, 10**6)))
         self.join(idx)
 
@@ -503,8 +538,9 @@ class Loopback:
 
     def _for_site(self, idx: int, effect: object) -> None:
         match effect:
-            case at_site.Persist(_, durable):
+            case at_site.Persist(_, durable, charge):
                 self.disks[idx] = durable.encode()
+                self.charges[idx] += () if charge is None else (charge,)
             case at_site.Send(_, message):
                 self._send(idx, COORDINATOR, message)
             case at_site.Work():
@@ -535,7 +571,7 @@ class Loopback:
         words = self._updates.get((idx, effect.update))
         if words is None:
             return  # let go meanwhile
-        vector = words.copy()
+        vector = self._encode(effect, words)
         masks.add(vector, effect.masks)
         self._vectors[idx, effect.ctx] = vector.tobytes()
         y_hash = hashlib.sha256(self._vectors[idx, effect.ctx]).digest()

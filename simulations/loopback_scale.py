@@ -1,8 +1,9 @@
 """Seconds and CPU seconds of secure aggregation at its largest: 100 sites in one process, each with its own machine.
 
 Every site checks every signature, masks for every other site and seals a share for each, as it does on a machine of its
-own; messages travel as bytes, which each party decodes for itself. Every sum is checked. Of a figure in seconds, what
-else runs on this machine is a part; the CPU seconds are this process's own.
+own; messages travel as bytes, which each party decodes for itself. Every sum is checked: an exact one word by word, one
+with noise by the variance of what is left of it. Of a figure in seconds, what else runs on this machine is a part; the
+CPU seconds are this process's own.
 """
 
 import argparse
@@ -12,9 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import sqrt
 
 import numpy as np
 from rich.console import Console
@@ -22,18 +25,24 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from federation.errors import ConfigurationError, LocalProtocolError, ParleyError, WhoActs
+from federation.vector import F32, F64
 from privacy.crypto.masks import Words
+from privacy.secure_aggregation.rostersum import noised
 from privacy.secure_aggregation.rostersum import site_events as at_site
 from privacy.secure_aggregation.rostersum.durable import Point
+from privacy.secure_aggregation.rostersum.noise import mechanism_of, round_noise
+from privacy.secure_aggregation.rostersum.plans import model_size
 from privacy.secure_aggregation.rostersum.terms import GUARD_WORDS, Churn
-from simulations.loopback import Loopback, Outcome
-from simulations.loopback_job import PLAN, LoopbackJob
+from simulations.loopback import Loopback, Outcome, as_contributed
+from simulations.loopback_job import PLAN, LoopbackJob, encoded
 from simulations.scale_bars import Bar, Tell
 
 __all__ = ["LoopbackCost", "main", "measure", "table"]
 
 _LIMIT = 120.0
 """Seconds that the default sizes may take, on two cores that others use as well."""
+_SIGMAS = 10
+"""Standard deviations by which a variance that is right is never off."""
 _SETTLED = 5.0
 """Seconds of the simulation's clock in which all keys have come."""
 
@@ -46,6 +55,7 @@ class LoopbackCost:
         sites: Its sites.
         rounds: Its rounds.
         parameters: Values of a vector.
+        churn: Who may be missing from a sum: "dp" adds noise.
         seconds: All of it, from the first key to the last sum.
         cpu_seconds: CPU time of all of it.
         setup_cpu_seconds: CPU time until all pairs share keys.
@@ -56,6 +66,7 @@ class LoopbackCost:
     sites: int
     rounds: int
     parameters: int
+    churn: Churn
     seconds: float
     cpu_seconds: float
     setup_cpu_seconds: float
@@ -65,7 +76,7 @@ class LoopbackCost:
     @property
     def bars(self) -> tuple[Bar, ...]:
         """The bar that it is held against; it is meant for the default sizes."""
-        what = f"{self.sites} sites, {self.rounds} rounds, {self.parameters:,} parameters"
+        what = f"{self.sites} sites, {self.rounds} rounds, {self.parameters:,} parameters, churn {self.churn}"
         return (Bar(what, self.seconds, _LIMIT, "s"),)
 
     @property
@@ -75,6 +86,7 @@ class LoopbackCost:
             "sites": self.sites,
             "rounds": self.rounds,
             "parameters": self.parameters,
+            "churn": self.churn.value,
             "seconds": round(self.seconds, 2),
             "cpu_seconds": round(self.cpu_seconds, 2),
             "setup_cpu_seconds": round(self.setup_cpu_seconds, 2),
@@ -114,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sites", type=int, default=100, help="sites, 3 to 100 [default: %(default)s]")
     parser.add_argument("--rounds", type=int, default=10, help="rounds [default: %(default)s]")
     parser.add_argument("--parameters", type=int, default=100_000, help="of each vector [default: %(default)s]")
+    churns = [churn.value for churn in Churn]
+    parser.add_argument("--churn", choices=churns, default="cells", help="who may be missing [default: %(default)s]")
     return parser
 
 
@@ -121,7 +135,7 @@ def _job(asked: argparse.Namespace) -> LoopbackJob:
     if min(asked.sites, asked.rounds, asked.parameters) < 1:
         problem = f"{asked.sites} sites, {asked.rounds} rounds and {asked.parameters} parameters are no job"
         raise ConfigurationError(problem, fix="ask for one or more of each", who=WhoActs.YOU)
-    return LoopbackJob.of(asked.sites, asked.parameters, Churn.CELLS)
+    return LoopbackJob.of(asked.sites, asked.parameters, Churn(asked.churn))
 
 
 @contextmanager
@@ -142,24 +156,24 @@ def measure(job: LoopbackJob, rounds: int, tell: Tell) -> LoopbackCost:
     Raises:
         LocalProtocolError: A round has no sum, or another than that of the sites' vectors.
     """
-    vectors = [_vector(job, idx) for idx in range(job.terms.n)]
-    expected: Words = np.zeros_like(vectors[0])
-    for vector in vectors:
-        expected += vector
+    plan = job.terms.plans[0]
+    vectors, check = _work(job)
     begun, cpu = time.perf_counter(), time.process_time()
     tell("keys of all pairs", 0.0)
-    loop = Loopback(job.terms, job.coordinator, job.sites, lambda idx, _: vectors[idx])
+    encode = encoded if plan.churn is Churn.DP else as_contributed
+    loop = Loopback(job.terms, job.coordinator, job.sites, lambda idx, _: vectors[idx], encode=encode)
     loop.pass_time(_SETTLED)
     settled = time.process_time()
     for number in range(rounds):
         _follow(loop, tell, number, rounds)
-        _check(loop.step(PLAN, hashlib.sha256(number.to_bytes(8, "big")).digest()), expected)
+        check(loop.step(PLAN, hashlib.sha256(number.to_bytes(8, "big")).digest()))
     tell("done", 1.0)
     ended = time.process_time()
     return LoopbackCost(
         sites=job.terms.n,
         rounds=rounds,
-        parameters=vectors[0].size - 1 - GUARD_WORDS,
+        parameters=model_size(plan),
+        churn=plan.churn,
         seconds=time.perf_counter() - begun,
         cpu_seconds=ended - cpu,
         setup_cpu_seconds=settled - cpu,
@@ -168,11 +182,28 @@ def measure(job: LoopbackJob, rounds: int, tell: Tell) -> LoopbackCost:
     )
 
 
+def _work(job: LoopbackJob) -> tuple[Sequence[Words | F32], Callable[[Outcome], None]]:
+    """What each site contributes, and what a round's sum of it is held against."""
+    everyone = range(job.terms.n)
+    if job.terms.plans[0].churn is Churn.DP:
+        updates = [_update(job, idx) for idx in everyone]
+        return updates, partial(_check_noise, job, np.sum(updates, axis=0, dtype=np.float64))
+    words = [_vector(job, idx) for idx in everyone]
+    return words, partial(_check, np.sum(words, axis=0, dtype=words[0].dtype))
+
+
 def _vector(job: LoopbackJob, idx: int) -> Words:
     """A site's vector: words of all sizes, which wrap when they are summed, and the guard."""
     words = np.random.default_rng(idx).integers(0, 1 << 32, job.terms.plans[0].words, dtype=np.uint32)
     words[-GUARD_WORDS:] = 1
     return words.astype("<u4")
+
+
+def _update(job: LoopbackJob, idx: int) -> F32:
+    """A site's update: as many values as the plan holds, within the clip."""
+    size = model_size(job.terms.plans[0])
+    values: F32 = (np.random.default_rng(idx).normal(size=size) * mechanism_of(job.terms.plans[0]).clip).astype("<f4")
+    return values / np.float32(2 * size**0.5)
 
 
 def _follow(loop: Loopback, tell: Tell, number: int, rounds: int) -> None:
@@ -188,7 +219,19 @@ def _follow(loop: Loopback, tell: Tell, number: int, rounds: int) -> None:
     loop.performed = performed
 
 
-def _check(outcome: Outcome, expected: Words) -> None:
+def _check_noise(job: LoopbackJob, expected: F64, outcome: Outcome) -> None:
+    """What is left of the sum without the updates has the variance of all members' shares, and no other."""
+    plan, (one, *_) = job.terms.plans[0], (*outcome.sums, None)
+    if one is None:
+        raise LocalProtocolError(f"a round has no sum: {'; '.join(failure.detail for failure in outcome.failures)}")
+    noise, members = round_noise(plan, len(one.members), job.terms.c_max), len(one.members)
+    found = noised.decode(plan, one.words, members, one.ctx, np.empty(noise.mechanism.dimension)).values - expected
+    ratio = float(np.var(found)) * noise.mechanism.scale**2 / (members * noise.variance)
+    if not abs(ratio - 1) < _SIGMAS * sqrt(2 / found.size):
+        raise LocalProtocolError(f"a sum's noise has {ratio:.4f} times the variance of its members' shares")
+
+
+def _check(expected: Words, outcome: Outcome) -> None:
     if len(outcome.sums) != 1 or not np.array_equal(outcome.sums[0].words, expected):
         why = "; ".join(failure.detail for failure in outcome.failures) or "it is another sum"
         raise LocalProtocolError(f"a round did not give the sum of the sites' vectors: {why}")

@@ -206,18 +206,26 @@ def _train(case: _Case, request: Train) -> Done:
     layout, start = from_safetensors(_read(Path(request.model)))
     inputs, labels, _, _ = case.tensors(Path(request.preparation))
     model.load_state(case.module, layout, start)
-    loss = loop.train(
-        case.module,
-        inputs,
-        labels,
-        case.task.loss,
-        case.job.training,
-        proximal=request.proximal,
-        seed=loop.row_seed(case.job.training.seed, request.round_number, request.site),
-        plan=case.plan,
-    )
-    update = model.state_vector(case.module)[1] - start
-    if not np.isfinite(update).all():
+    noised = case.job.privacy.churn == "dp"  # then nothing fails because of records: what is not finite counts as zero
+    loss: float | None = None
+    try:
+        loss = loop.train(
+            case.module,
+            inputs,
+            labels,
+            case.task.loss,
+            case.job.training,
+            proximal=request.proximal,
+            seed=loop.row_seed(case.job.training.seed, request.round_number, request.site),
+            plan=case.plan,
+        )
+    except DataContractError as failed:
+        if not noised:
+            raise
+        _log.warning("its update counts as what training left of it, or as zero: %s", failed)
+    with np.errstate(invalid="ignore", over="ignore"):  # told below, or counted as zero
+        update = model.state_vector(case.module)[1] - start
+    if not noised and not np.isfinite(update).all():
         raise DataContractError(
             "the update is not finite: training diverged on this site's rows",
             fix="ask the job's author for a smaller learning_rate, or for standardised inputs",

@@ -14,13 +14,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import assert_never
 
 from rich.table import Table
 
 from client import policy
 from client.connection import Connection
 from client.data.registry import DataSet, DataSets
-from federation.errors import ParleyError, UnreachableError
+from federation.errors import ConfigurationError, ParleyError, UnreachableError, WhoActs
 from federation.job import Job, parse
 from federation.messages import (
     ApproveEnrolment,
@@ -34,13 +35,16 @@ from federation.messages import (
     Sites,
 )
 from parley.commands.jobs import screen, submit_text
-from parley.commands.site import approved, door, install
+from parley.commands.site import approved, door, install, sealing
 from parley.dialling import line
 from parley.heart import baselines, data
 from parley.homes import Consortium, Home
 from parley.terminal import console, emit, errors
 from privacy import identity
-from privacy.secure_aggregation.rostersum.floor import EXACT_PLANS
+from privacy.differential_privacy.events import Unit
+from privacy.ledger import BudgetSet
+from privacy.secure_aggregation.rostersum.floor import EXACT_PLANS, ROWS_OF_EACH_CLASS
+from privacy.secure_aggregation.rostersum.terms import Churn
 
 __all__ = ["demo"]
 
@@ -51,7 +55,17 @@ _OWN_WORD = (
     f"All but one of {_ONE_CLASS}'s patients are of one class: it joins secure sums because its own policy says "
     "rows_of_each_class = 0"
 )
-_SUMS = "Secure aggregation: the coordinator saw sums over the four hospitals only, and no hospital's own update."
+_SUMS = {
+    Churn.CELLS: "Secure aggregation, churn cells: the coordinator saw sums over all four hospitals only, and no "
+    "hospital's own update. Had one been missing, each round would have waited for it.",
+    Churn.DP: "Secure aggregation, churn dp: the coordinator saw sums over at least three hospitals, with noise of "
+    "each, and no hospital's own update. Any one might have been missing.",
+    Churn.OPEN: "Secure aggregation, churn open: the coordinator saw sums over at least three hospitals. Had one been "
+    "missing, two sums' difference would have shown its update nearly as it is.",
+}
+_EPSILON, _DELTA = 8.0, 0.01
+"""What churn dp promises each hospital here."""
+_ONLY_SHOWN = "With four hospitals the demo only shows that it runs."
 _EACH = "Plain aggregation: the coordinator saw each hospital's own update, statistics and evaluation."
 
 
@@ -81,23 +95,35 @@ class _Score:
         return f"{fmean(self.accuracy):.3f}", auc, f"{fmean(self.rows):.0f}"
 
 
-def demo(*, seeds: int, keep: bool, plain: bool, data_file: Path | None, as_json: bool) -> None:
-    """Runs the demo and prints its table, or its JSON; `plain` lets the coordinator see each hospital's update."""
+def demo(*, seeds: int, keep: bool, plain: bool, churn: Churn, data_file: Path | None, as_json: bool) -> None:
+    """Runs the demo and prints its table, or its JSON; `plain` lets the coordinator see each hospital's update.
+
+    Raises:
+        ConfigurationError: Plain aggregation is asked for with another churn than cells, the default.
+    """
+    if plain and churn is not Churn.CELLS:
+        raise ConfigurationError(
+            f"churn {churn} is a matter of secure aggregation, and --plain is without",
+            fix="leave one of them out",
+            who=WhoActs.YOU,
+        )
     csv = _data(data_file)
     began, cpu = time.monotonic(), _cpu_seconds()
     folder = Path(tempfile.mkdtemp(prefix="parley-demo-"))
-    consortium = _Consortium(folder, plain=plain)
+    consortium = _Consortium(folder, plain=plain, churn=churn)
+    guarantee = ""
     try:
         files = data.write(csv, folder / "data")
         federated, pooled, alone, moved = _Score(), _Score(), {site: _Score() for site in data.SITES}, 0
         for seed in range(seeds):
             if seed % EXACT_PLANS == 0 and not (plain and seed):
                 consortium.end()
-                consortium = _Consortium(folder / f"from-split-{seed}", plain=plain)
+                consortium = _Consortium(folder / f"from-split-{seed}", plain=plain, churn=churn)
                 with _told(_founding(seed)):
                     consortium.found(files)
             text = data.job_text(seed, data.job_template())
-            text = data.plain(text) if plain else text
+            text = data.plain(text) if plain else _asking(text, churn)
+            guarantee = _guarantee(parse(text, "heart.toml"))
             view = consortium.train(text, seed, seeds, live=not as_json)
             metrics = {each.name: each.value for each in view.history[-1].metrics}
             federated.add(metrics["accuracy"], metrics.get("auc"), int(metrics["n"]))
@@ -114,6 +140,8 @@ def demo(*, seeds: int, keep: bool, plain: bool, data_file: Path | None, as_json
             "bytes": moved,
             "seeds": seeds,
             "aggregation": "plain" if plain else "rostersum",
+            "churn": None if plain else churn.value,
+            "guarantee": guarantee or None,
         }
         if as_json:
             emit(result)
@@ -133,6 +161,27 @@ def _founding(seed: int) -> str:
     if seed == 0:
         return "Founding the consortium, enrolling four hospitals over mutual TLS"
     return f"Founding another consortium: no site answers more than {EXACT_PLANS} different exact statistics of a table"
+
+
+def _asking(text: str, churn: Churn) -> str:
+    """The job under this churn rule."""
+    match churn:
+        case Churn.CELLS:
+            return text
+        case Churn.DP:
+            return data.noisy(text, epsilon=_EPSILON, delta=_DELTA)
+        case Churn.OPEN:
+            return data.opened(text)
+        case _:
+            assert_never(churn)
+
+
+def _guarantee(job: Job) -> str:
+    """What noise promises each hospital; nothing of a job without."""
+    from privacy.secure_aggregation.rostersum import plans, promise
+
+    found = plans.foreseen(job)
+    return "" if found is None else promise.statement(found)
 
 
 def _data(given: Path | None) -> Path:
@@ -157,9 +206,10 @@ def _cpu_seconds() -> float:
 class _Consortium:
     """A whole consortium in one folder: a home for the administrator, and one for each hospital."""
 
-    def __init__(self, folder: Path, *, plain: bool) -> None:
+    def __init__(self, folder: Path, *, plain: bool, churn: Churn) -> None:
         self.folder = folder
         self._plain = plain
+        self._churn = churn
         self.hub = Home(folder)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -183,6 +233,8 @@ class _Consortium:
         for site, home in homes.items():
             DataSets(home.site.folder).add(DataSet.of("heart", str(files[site])))
             (home.site.folder / "policy.toml").write_text(self._policy(site))
+            if self._churn is Churn.DP:
+                _set_budget(home)
             self._start(site, home.folder, "site", "run")
         if not self._plain:
             errors.print(_OWN_WORD)
@@ -192,7 +244,9 @@ class _Consortium:
         """What this hospital's administrator says: the example's rules, and only what this demo needs beside them."""
         if self._plain:
             return policy.example(plain=True)
-        return policy.example(rows_of_each_class=0) if site == _ONE_CLASS else policy.EXAMPLE
+        rows = 0 if site == _ONE_CLASS else ROWS_OF_EACH_CLASS
+        dp, opened = self._churn is Churn.DP, self._churn is Churn.OPEN
+        return policy.example(dp=dp, opened=opened, rows_of_each_class=rows)
 
     async def _enrol(self, consortium: Consortium, homes: dict[str, Home]) -> None:
         """Each hospital makes its keys and asks; the administrator approves; each picks its membership up."""
@@ -294,6 +348,13 @@ class _Consortium:
         self._processes.clear()
 
 
+def _set_budget(home: Home) -> None:
+    """This hospital's administrator lets the demo's jobs be paid: as many as the consortium trains at most."""
+    with sealing(home.site.folder, home.site.load()) as held:
+        budget = BudgetSet("heart", EXACT_PLANS * _EPSILON, _DELTA, None, Unit.SITE, reason="the demo")
+        held.ledger.set_budget(budget)
+
+
 def _compare(csv: Path, job: Job, pooled: _Score, alone: dict[str, _Score]) -> None:
     """Adds what one pooled model, and each hospital alone, reach on the same split."""
     tables = data.hospitals(csv)
@@ -304,13 +365,17 @@ def _compare(csv: Path, job: Job, pooled: _Score, alone: dict[str, _Score]) -> N
 
 
 def _print(federated: _Score, pooled: _Score, alone: dict[str, _Score], result: dict[str, object]) -> None:
-    table = Table("model", "accuracy", "AUC", "test rows", title="All four hospitals' test patients")
+    rule = "plain" if result["churn"] is None else f"churn {result['churn']}"
+    table = Table("model", "accuracy", "AUC", "test rows", title=f"All four hospitals' test patients ({rule})")
     for site, score in alone.items():
         table.add_row(f"{site} alone", *score.row())
     table.add_row("federated (Parley)", *federated.row(), style="bold green")
     table.add_row("pooled in one place", *pooled.row())
     console.print(table)
-    console.print(_EACH if result["aggregation"] == "plain" else _SUMS)
+    churn, guarantee = result["churn"], result["guarantee"]
+    console.print(_EACH if churn is None else _SUMS[Churn(str(churn))])
+    if guarantee:
+        console.print(f"{guarantee} {_ONLY_SHOWN}", highlight=False)
     cpu = result["cpu_seconds"]
     spent = f", {cpu:.0f} CPU seconds" if isinstance(cpu, float) else ""
     console.print(

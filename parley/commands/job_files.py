@@ -158,6 +158,7 @@ def _summary(job: Job, digest: bytes) -> Table:
         ("Rounds", _rounds(job.rounds)),
         ("Cohort", _cohort(job.cohort)),
         ("Who sees what", _sight(job)),
+        ("Guarantee", _guarantee(job)),
     )
     for name, words in rows:
         if words:
@@ -273,6 +274,12 @@ def _churn(privacy: Privacy) -> str:
                 "Nobody may be missing from a sum: each round waits for all sites, and no subtraction of sums shows "
                 "one of them."
             )
+        case "dp":
+            missing = (
+                "Any site may be missing from a sum of updates. The price is noise in each: every site adds its share, "
+                "is charged for each round it takes part in, whether that succeeds or not, and its policy (allow_dp) "
+                "and its privacy budget must allow it."
+            )
         case "open":
             missing = (
                 "Any site may be missing from a sum of updates. The price: whoever sees two sums that differ by one "
@@ -281,3 +288,20 @@ def _churn(privacy: Privacy) -> str:
         case never:
             assert_never(never)
     return f"{missing} {holds}"
+
+
+def _guarantee(job: Job) -> str:
+    """What noise promises each site and what it costs, or why it cannot; nothing of a job without."""
+    from privacy.secure_aggregation.rostersum import plans, promise
+
+    try:
+        found = plans.foreseen(job)
+    except ConfigurationError as refused:
+        return f"None: {refused}"
+    if found is None:
+        return ""
+    return (
+        f"{promise.statement(found)} The numbers are those of {found.sites} sites, the fewest that it begins with. "
+        f"Each value of a mean over all of them has noise of standard deviation {found.blur:.3g}, where a whole update "
+        f"is cut to length {found.clip:g}."
+    )

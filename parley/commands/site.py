@@ -29,6 +29,7 @@ from client.session_events import SiteIdentity
 from federation import audit, files
 from federation.errors import ConfigurationError, StorageError, UnreachableError, WhoActs
 from federation.messages import Credential, EnrolmentRequest, EnrolmentState
+from parley.commands import site_ledger
 from parley.commands.consortium import read_string
 from parley.commands.service import site_service
 from parley.dialling import line
@@ -45,12 +46,14 @@ __all__ = ["app", "approved", "door", "install", "join_as", "only_agent", "read_
 app = typer.Typer(no_args_is_help=True, help="Join a consortium, register data, attend (hospital or bank).")
 dataset = typer.Typer(no_args_is_help=True, help="The data sets that this site may use; they stay where they are.")
 app.add_typer(dataset, name="dataset")
+app.add_typer(site_ledger.budget, name="budget")
 
 log = logging.getLogger("parley.site")
 
 _POLICY = "policy.toml"
 
 app.command("service")(site_service)
+app.command("ledger")(site_ledger.ledger)
 
 
 @app.command()

@@ -17,10 +17,11 @@ from parley.commands.audit import digest_of
 from parley.commands.site import only_agent, read_policy, sealing
 from parley.homes import Identity, MemberHome
 from parley.terminal import console, errors, moment
+from privacy.ledger import BudgetSet
 from privacy.secure_aggregation.rostersum.durable import Family
 from privacy.secure_aggregation.rostersum.site_events import Clock
 
-__all__ = ["answer", "recell", "restore", "witness"]
+__all__ = ["answer", "confirm", "recell", "restore", "witness"]
 
 _RESTORED = "restored"
 """Kind of the audit log's entry that a vault put back was given what it lacked."""
@@ -87,7 +88,7 @@ def _granted(
             return
         for line in (*meaning(wanted, known), *_running(held, wanted)):
             errors.print(line, markup=False, highlight=False)
-        _confirm("Is that to be so?", yes=yes)
+        confirm("Is that to be so?", yes=yes)
         limits = floor(read_policy(member), (), own.revocations)
         decisions.grant(held, limits, wanted, Clock(time.time(), time.monotonic()))
     console.print("Granted, and in the audit log. Start the agent again; jobs that were refused may be submitted anew.")
@@ -107,7 +108,12 @@ def _held(member: MemberHome, own: Identity, *, restored: bool = False) -> Itera
         yield held
 
 
-def _confirm(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool) -> None:
+    """Returns once somebody has said yes.
+
+    Raises:
+        ParleyError: Somebody has not.
+    """
     if not yes and not Confirm.ask(question, console=errors, default=False):
         raise ParleyError("nothing was changed: it was not confirmed", fix="run the command again when it is to be so")
 
@@ -133,14 +139,14 @@ def restore(member: MemberHome, head: str, *, yes: bool) -> None:
             "Its witness takes this vault for the newest. Go on only if the whole disk was put back, witness and all."
         )
     with _held(member, own, restored=True) as held:
-        found = restoring.reentry(held.vault.durable, held.vault.charges(), audit.entries(path), own.keys.protocol_key)
+        found = restoring.reentry(held.vault.durable, held.vault.book, audit.entries(path), own.keys.protocol_key)
         *_, last = audit.entries(path)
         for line in _found(held.vault.durable.families, found, last):
             errors.print(line, markup=False, highlight=False)
-        _confirm("Is this the newest audit log of this site?", yes=yes)
-        told = f"{len(found.charges)} charges and {found.ended} jobs, from line {last.line} {last.digest.hex()}"
+        confirm("Is this the newest audit log of this site?", yes=yes)
+        told = f"{found.charges} charges and {found.ended} jobs, from line {last.line} {last.digest.hex()}"
         held.audit.append(_RESTORED, told.encode(), time.time())
-        held.vault.reenter(found.durable, found.charges)
+        held.vault.reenter(found.durable, found.posted)
     console.print("The vault has what the log knows. Next:  parley site run")
 
 
@@ -171,7 +177,11 @@ def _found(before: tuple[Family, ...], found: restoring.Reentry, last: audit.Ent
     for each in changed:
         pin = f"cell {each.pin.hex()[:16]}" if each.pin else "no cell"
         yield f"  data family {each.name}: {pin}, {len(each.plans)} exact statistics"
-    yield f"  {len(found.charges)} charges to the privacy ledger that the vault lacks"
+    yield f"  {found.charges} charges to the privacy ledger that the vault lacks"
+    for budget in found.posted:
+        if isinstance(budget, BudgetSet):
+            told = f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g}"
+            yield f"  the privacy budget of {budget.family}: {told}"
     yield f"  {found.ended} jobs that the vault does not know to be closed: they are over for this site, for good"
     yield "A site whose vault was put back without its newest log counts as one that colludes."
 

@@ -21,7 +21,19 @@ import pandas as pd
 
 from federation.errors import ConfigurationError, DataContractError, StorageError, UnreachableError, WhoActs
 
-__all__ = ["SITES", "cache_folder", "download", "hospitals", "job_template", "job_text", "obtain", "plain", "write"]
+__all__ = [
+    "SITES",
+    "cache_folder",
+    "download",
+    "hospitals",
+    "job_template",
+    "job_text",
+    "noisy",
+    "obtain",
+    "opened",
+    "plain",
+    "write",
+]
 
 SITES: Final[Mapping[str, range]] = {
     "cleveland": range(1, 304),
@@ -172,6 +184,22 @@ def job_text(seed: int, template: str) -> str:
 def plain(text: str) -> str:
     """The job of `text` under plain aggregation, the reference: the coordinator sees each hospital's own update."""
     return f'{text}\n[privacy]\nsecure_aggregation = "plain"\n'
+
+
+def opened(text: str) -> str:
+    """The job of `text` in which any hospital may be missing from a sum of updates, at the price of open churn."""
+    return f'{_without_one(text)}\n[privacy]\nchurn = "open"\n'
+
+
+def noisy(text: str, *, epsilon: float, delta: float) -> str:
+    """The job of `text` in which any hospital may be missing from a sum of updates, and noise hides each as a whole."""
+    table = f'[privacy.differential_privacy]\nlevel = "site"\nepsilon = {epsilon}\ndelta = {delta}\n'
+    return f'{_without_one(text)}\n[privacy]\nchurn = "dp"\nclip = 1.0\n\n{table}'
+
+
+def _without_one(text: str) -> str:
+    """The job in which a round counts with one hospital less than it begins with."""
+    return text.replace("minimum_sites = 4\n", "minimum_sites = 4\nquorum = 3\n")
 
 
 def _is_expected(content: bytes) -> bool:

@@ -8,7 +8,7 @@ from federation.errors import LocalProtocolError
 from federation.vector import F64
 from privacy.crypto.masks import keystream
 
-__all__ = ["LEAST", "rotate", "unrotate", "walsh_hadamard"]
+__all__ = ["LEAST", "padded", "rotate", "unrotate", "walsh_hadamard"]
 
 LEAST = 8
 """Coordinates of the shortest vector."""
@@ -16,6 +16,11 @@ LEAST = 8
 _CACHED = 1 << 14
 """Values worked on at a time, 128 KiB: with a temporary of half their size they stay in a second-level cache."""
 _SIGNS = 1 << 16
+
+
+def padded(size: int) -> int:
+    """D: the length of a vector of `size` values once it can be rotated, a power of two from 8 on."""
+    return max(LEAST, 1 << (size - 1).bit_length())
 
 
 def rotate(values: F64, key: bytes) -> None:

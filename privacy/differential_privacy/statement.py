@@ -8,7 +8,7 @@ from federation.errors import ConfigurationError
 from privacy.differential_privacy.accounting import Epsilon, epsilon
 from privacy.differential_privacy.events import Event, Level, Unit, exposures
 
-__all__ = ["Guarantee", "guarantee", "statement"]
+__all__ = ["Guarantee", "guarantee", "rounded_down", "rounded_up", "statement"]
 
 _DIGITS = 6
 
@@ -104,15 +104,15 @@ def _promise(found: Guarantee) -> str:
     others = "all other sites" if alone else f"any c = {found.colluding} other sites"
     return (
         f"Differential privacy, level {found.level}, unit {found.unit}: for every site, {neighbours} are "
-        f"(epsilon = {_up(found.spent.value)}, delta = {_up(found.delta)})-indistinguishable to the coordinator "
-        f"together with {others}, whatever they know and send."
+        f"(epsilon = {rounded_up(found.spent.value)}, delta = {rounded_up(found.delta)})-indistinguishable to the "
+        f"coordinator together with {others}, whatever they know and send."
     )
 
 
 def _charged(found: Guarantee) -> str:
     counts: dict[tuple[str, float, str, int], int] = {}
     for event in found.events:
-        key = str(event.purpose), event.q, _down(event.z), event.n_eff
+        key = str(event.purpose), event.q, rounded_down(event.z), event.n_eff
         counts[key] = counts.get(key, 0) + event.count
     rounds = "; ".join(
         f"T_i = {count} rounds ({purpose}) at q = {q:g}, z = {z}, n_eff = {n_eff}"
@@ -122,15 +122,15 @@ def _charged(found: Guarantee) -> str:
     over = "" if jobs == 1 else f" over {jobs} jobs"
     return (
         f"Charged{over}: {rounds}. Epsilon is computed at delta = {found.spent.delta:g} ({found.spent.method}) from "
-        f"the integers that were used; rounding and the noise's sampler add {_up(found.added_delta)} to delta."
+        f"the integers that were used; rounding and the noise's sampler add {rounded_up(found.added_delta)} to delta."
     )
 
 
 def _adaptive(found: Guarantee) -> str:
     return (
         "It holds for q, z and rounds fixed beforehand; where they were chosen by what earlier rounds or jobs showed, "
-        f"the fully adaptive epsilon = {_up(found.spent.renyi)} holds (Rényi DP at order {found.spent.order}, fixed "
-        "beforehand)."
+        f"the fully adaptive epsilon = {rounded_up(found.spent.renyi)} holds (Rényi DP at order {found.spent.order}, "
+        "fixed beforehand)."
     )
 
 
@@ -159,16 +159,18 @@ def _unprotected(found: Guarantee) -> Iterator[str]:
         least = min(event.z for event in found.events) / 2
         yield (
             "Somebody with records at k of the sites moves the sums k times as far and has z/k: at 2 sites "
-            f"z = {_down(least)}, epsilon = {_up(found.twofold.value)}."
+            f"z = {rounded_down(least)}, epsilon = {rounded_up(found.twofold.value)}."
         )
     yield "Members are not protected from the owner of their own site."
 
 
-def _up(value: float) -> str:
+def rounded_up(value: float) -> str:
+    """A number for people, six significant digits, not below the value."""
     return _shown(value, ROUND_CEILING)
 
 
-def _down(value: float) -> str:
+def rounded_down(value: float) -> str:
+    """A number for people, six significant digits, not above the value."""
     return _shown(value, ROUND_FLOOR)
 
 

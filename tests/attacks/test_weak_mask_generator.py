@@ -12,10 +12,10 @@ from tests.attacks.siege import Secret, besiege, secret, signed
 VICTIM = 0
 
 
-def folded(key: bytes, keystream: Callable[[bytes], Any] = masks.keystream) -> Any:
+def folded(key: bytes, start: int = 0, keystream: Callable[[bytes, int], Any] = masks.keystream) -> Any:
     """The generator of a product that takes 16 bytes of key: both halves, XORed."""
     half = bytes(a ^ b for a, b in zip(key[:16], key[16:], strict=True))
-    return keystream(half + half)
+    return keystream(half + half, start)
 
 
 def twin(key: bytes, bit: int) -> bytes:

@@ -17,7 +17,9 @@ from federation.blobs import BlobRef
 from federation.errors import ConfigurationError, LocalProtocolError, StorageError
 from federation.vector import BLOCK
 from privacy.crypto import masks
+from privacy.secure_aggregation.rostersum import noised
 from privacy.secure_aggregation.rostersum.encoding import GUARD, DeclineError
+from privacy.secure_aggregation.rostersum.noise import round_noise
 from privacy.secure_aggregation.rostersum.site_events import Mask
 from privacy.secure_aggregation.rostersum.terms import (
     Churn,
@@ -29,6 +31,7 @@ from privacy.secure_aggregation.rostersum.terms import (
     Weighting,
 )
 from tests.privacy.secure_aggregation.rostersum.conftest import STAT, TRAIN
+from tests.privacy.secure_aggregation.rostersum.noisy import plan as noisy
 
 SELF, PAIR = b"\x01" * 32, b"\x02" * 32
 
@@ -128,6 +131,73 @@ def test_keys_serve_once(contributions: Contributions, hold: Callable[..., None]
         contributions.mask(work(replace(plan, plan_id=9), b"3" * 32))
 
 
+# -------------------------------------------------------------------------------------------------------- with noise
+
+
+@pytest.mark.parametrize("law", Mechanism)
+def test_an_update_with_noise_becomes_a_masked_payload(
+    contributions: Contributions, hold: Callable[..., None], law: Mechanism
+) -> None:
+    """Below the masks are its rotated values with this site's share of noise, and a bare guard; all are as long."""
+    size = BLOCK + 17
+    plan = noisy(2 * BLOCK, mechanism=law, z=0.25, scale=2.0**14)
+    update = (np.random.default_rng(1).normal(size=size) / size**0.5).astype("<f4")
+    hold(update, plan)
+    payload = contributions.mask(work(plan))
+    assert payload is not None
+    assert payload.length == plan.size
+    words = unmasked(contributions, payload, plan)
+    assert words[-GUARD:].tolist() == [1] * GUARD
+    total = words.view("<u4").copy()
+    found = noised.decode(plan, total, 1, b"c" * 32, np.empty(2 * BLOCK)).first(size).values
+    deviation = round_noise(plan, 3, 1).variance ** 0.5 / 2.0**14
+    assert np.std(found - update) == pytest.approx(deviation, rel=0.02)
+
+
+def test_each_attempt_has_noise_of_its_own_and_for_its_members(
+    contributions: Contributions, hold: Callable[..., None]
+) -> None:
+    """Two attempts share none; one over more members has less, since more shares count."""
+    plan = noisy(BLOCK)
+    hold(np.zeros(BLOCK, "<f4"), plan)
+    noise = []
+    for ctx, members in ((b"1" * 32, 3), (b"2" * 32, 3), (b"3" * 32, 9)):
+        payload = contributions.mask(replace(work(plan, ctx), members=members))
+        assert payload is not None
+        noise.append(unmasked(contributions, payload, plan)[:-GUARD].astype(float))
+    assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 0.03
+    expected = [round_noise(plan, members, 1).variance for members in (3, 3, 9)]
+    assert [np.var(each) for each in noise] == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_with_noise_nothing_declines(
+    contributions: Contributions, hold: Callable[..., None], caplog: pytest.LogCaptureFixture, bad: float
+) -> None:
+    """What is not finite, or too long, is cut and noised; the site's log alone says so."""
+    plan = noisy(16)
+    hold(np.array([1.0] * 12 + [bad], "<f4"), plan)
+    hold(np.full(9, 3.0, "<f4"), plan, update="u2")
+    assert contributions.mask(work(plan)) is not None
+    assert contributions.mask(work(plan, b"d" * 32, "u2")) is not None
+    assert [each.getMessage() for each in caplog.records] == [
+        "update u1 is cut down before it is sent: an update that holds NaN or infinite values to zero",
+        "update u2 is cut down before it is sent: the update's norm of 9 to 2",
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 8, 17])
+def test_an_update_of_another_model_is_refused_with_noise_too(
+    contributions: Contributions, hold: Callable[..., None], size: int
+) -> None:
+    """Only what pads to the plan's vector; half a value is none. It is erased."""
+    with pytest.raises(LocalProtocolError, match=f"a result has {4 * size} bytes|of {size} values does not pad to"):
+        hold(np.zeros(size, "<f4"), noisy(16))
+    with pytest.raises(LocalProtocolError, match="a result has 42 bytes where its plan has at most 16 values"):
+        hold(np.zeros(42, "u1"), noisy(16))
+    assert files(contributions.payloads.folder.parent) == []
+
+
 # ------------------------------------------------------------------------------------------------------- before READY
 
 
@@ -184,7 +254,7 @@ def test_noise_that_was_promised_is_never_left_out(tmp_path: Path, plan: Plan) -
     noise = Noise(Unit.RECORD, Mechanism.DDGAUSS, 1.0, 64.0, 1.0, 1e-6, 10)
     (tmp_path / "result").write_bytes(bytes(8 * 3 if plan is STAT else 4 * 3))
     prepare(tmp_path / "result", plan, rows=1, declared=1)
-    with pytest.raises(ConfigurationError, match="promises noise, which this release cannot make"):
+    with pytest.raises(ConfigurationError, match="promises noise that this release cannot make"):
         prepare(tmp_path / "result", replace(plan, churn=Churn.DP, dp=noise), rows=1, declared=1)
 
 

@@ -202,12 +202,13 @@ def test_the_floor_is_what_the_file_says(asked: Asked) -> None:
         rows_minimum = 50
         rows_of_each_class = 0
         allow_open = true
+        allow_dp = true
         declared_weight = 7
         drift_max = 2.5
         families = [{ dataset = "heart", family = "cardiology" }]
     """
     limits = policy.floor(policy.parse(text, "policy.toml"), (asked.job,), asked.nobody)
-    churns = {(kind, churn) for kind in Kind for churn in (Churn.CELLS, Churn.OPEN)}
+    churns = {(kind, churn) for kind in Kind for churn in Churn}
     assert limits.rows_of_each_class == 0
     assert (limits.c_max, limits.g_max, limits.rows_min, limits.declared, limits.drift_max) == (4, 3, 50, 7, 2.5)
     assert (limits.allow_open, limits.churns, limits.families) == (True, frozenset(churns), frozenset({"cardiology"}))
@@ -216,6 +217,34 @@ def test_the_floor_is_what_the_file_says(asked: Asked) -> None:
     terms = asked.job.terms
     tasks = {plan.task_digest for plan in terms.plans}
     assert usual == Floor(1, 1, frozenset({terms.roster.hash}), frozenset(tasks), frozenset({"heart"}))
+
+
+@pytest.mark.parametrize(
+    ("rules", "allowed"),
+    [
+        ({}, {Churn.CELLS}),
+        ({"allow_dp": True}, {Churn.CELLS, Churn.DP}),
+        ({"allow_open": True}, {Churn.CELLS, Churn.OPEN}),
+    ],
+)
+def test_who_may_be_missing_from_a_sum_is_this_sites_own_word(
+    asked: Asked, rules: dict[str, bool], allowed: set[Churn]
+) -> None:
+    """Without a line of its own the policy allows sums of whole cells alone, of every kind."""
+    limits = policy.floor(_sums(**rules), (asked.job,), asked.nobody)
+    assert limits.churns == frozenset((kind, churn) for kind in Kind for churn in allowed)
+
+
+def test_an_example_says_what_it_is_asked_to() -> None:
+    """Each line by itself; all else stays."""
+    lines = {"allow_plain_aggregation": "plain", "allow_dp": "dp", "allow_open": "opened"}
+    usual = policy.EXAMPLE.splitlines()
+    for line, word in lines.items():
+        text = policy.example(**{word: True}).splitlines()
+        assert [(a, b) for a, b in zip(usual, text, strict=True) if a != b] == [
+            (each, each.replace("= false", "= true")) for each in usual if each.startswith(line)
+        ]
+    assert policy.parse(policy.example(dp=True), "policy.toml").secure_aggregation.allow_dp
 
 
 def test_a_job_that_the_policy_does_not_allow_opens_nothing(asked: Asked) -> None:

@@ -76,7 +76,7 @@ from privacy.secure_aggregation.rostersum import messages
 from privacy.secure_aggregation.rostersum import site_events as sums
 from privacy.secure_aggregation.rostersum.coordinator import Coordinator
 from privacy.secure_aggregation.rostersum.durable import Durable
-from privacy.secure_aggregation.rostersum.encoding import DeclineError, FieldsCodec, TrainCodec, codec_of
+from privacy.secure_aggregation.rostersum.encoding import DeclineError, FieldsCodec, codec_of
 from privacy.secure_aggregation.rostersum.evidence import Suspicion
 from privacy.secure_aggregation.rostersum.fields import pack
 from privacy.secure_aggregation.rostersum.logged import Noted, Passed, read
@@ -97,14 +97,15 @@ from privacy.secure_aggregation.rostersum.messages import (
     Upload,
 )
 from privacy.secure_aggregation.rostersum.messages import FromCoordinator as FromHub
-from privacy.secure_aggregation.rostersum.plans import args_of, index_of, plan_id, terms_of
+from privacy.secure_aggregation.rostersum.plans import args_of, index_of, model_size, plan_id, terms_of
 from privacy.secure_aggregation.rostersum.states import State
 from privacy.secure_aggregation.rostersum.sums import MaskedSum
-from privacy.secure_aggregation.rostersum.terms import Plan, Terms
+from privacy.secure_aggregation.rostersum.terms import Kind, Plan, Terms
 from tasks import tabular
 
 if TYPE_CHECKING:
     from privacy.crypto.masks import Words
+    from privacy.ledger import Payer
 
 NOW = 1_800_000_000.0
 NONCE = bytes(range(32))
@@ -209,6 +210,7 @@ class Agent:
     member: Member
     folder: Path
     rules: Policy = RULES
+    ledger: "Payer | None" = None
     table: TableFacts = TABLE
     disk: bytes = field(default_factory=lambda: Durable().encode())
     audit: list[tuple[str, bytes]] = field(default_factory=list)
@@ -231,7 +233,7 @@ class Agent:
         self.contributions = Contributions(self.folder)
         self.doing = None
         self.waiting = []
-        self.session = Session(me, (), SealedJobs(self.member.keys.protocol, Durable.decode(self.disk)))
+        self.session = Session(me, (), SealedJobs(self.member.keys.protocol, Durable.decode(self.disk), self.ledger))
 
     @property
     def name(self) -> str:
@@ -349,7 +351,7 @@ class Agent:
         if self.cause is not None:
             return WorkFailed(assigned, self.cause, "no")
         values = self.world.vector(self.name, plan) if self.vector is None else self.vector
-        kind = "<f4" if isinstance(codec_of(pack(plan.codec)), TrainCodec) else "<f8"
+        kind = "<f4" if plan.kind is Kind.TRAIN else "<f8"
         self.contributions.result(assigned.update).write_bytes(values.astype(kind).tobytes())
         try:
             self.contributions.prepare(assigned.update, plan, rows=self.table.rows, declared=effect.declared)
@@ -380,18 +382,20 @@ class World:
 
     consortium: Consortium
     folder: Path
+    text: str = TEXT
     now: float = NOW
     offer: JobOffer = None  # type: ignore[assignment]  # made in `__post_init__`
 
     def __post_init__(self) -> None:
         """All sites and the coordinator run; nobody attends yet."""
-        self.terms = self.consortium.terms()
-        self.offer = JobOffer(JOB, TEXT, self.consortium.roster, self.terms.encode())
+        self.terms = self.consortium.terms(self.text)
+        self.offer = JobOffer(JOB, self.text, self.consortium.roster, self.terms.encode())
         self.queue: deque[Callable[[], object]] = deque()
         self.change: Callable[[str, Message], bytes] = lambda _, message: messages.encode(message)
         self.refusals: list[ParleyError] = []
         self.refused: dict[str, JobRefused] = {}
         self.opened: list[tuple[Plan, tuple[int, ...], Words]] = []
+        self.contexts: list[bytes] = []
         self.failed: list[hub_events.Failed] = []
         self.step: StepStart | None = None
         self._spool: dict[tuple[int, bytes], bytes] = {}
@@ -520,6 +524,7 @@ class World:
                 for each in opened:
                     plan, words = self._sums.pop(each.ctx)
                     self.opened.append((plan, each.members, words))
+                    self.contexts.append(each.ctx)
                 self.soon(lambda: self.tell(hub_events.Committed(r)))
                 if self.step is not None:
                     done = StepEnded(JOB, self.step.step, counted=True)
@@ -545,9 +550,8 @@ class World:
 
     def vector(self, name: str, plan: Plan) -> F64:
         """What a site computes: small numbers that differ from site to site."""
-        codec = codec_of(pack(plan.codec))
-        size = plan.words - 5 if isinstance(codec, TrainCodec) else plan.words - 4
-        unit = 0.125 if isinstance(codec, TrainCodec) else 1.0
+        train = plan.kind is Kind.TRAIN
+        size, unit = (model_size(plan), 0.125) if train else (plan.words - 4, 1.0)
         values: F64 = (np.arange(size, dtype=np.float64) % 7 + 1.0) * unit * (1 + self.index(name))
         return values
 

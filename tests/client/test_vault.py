@@ -18,30 +18,44 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client.vault import Vault, keep_witness, vault_in, witness_in
-from federation.errors import LocalProtocolError, StorageError
+from client import ledger_store
+from client.vault import Vault, keep_witness, ledger_in, vault_in, witness_in
+from federation.errors import ConfigurationError, LocalProtocolError, StorageError
+from privacy import ledger, ledger_chain
+from privacy.crypto import canonical
+from privacy.ledger import BudgetSet, Charged, Ended, Entry, Promised
 from privacy.secure_aggregation.rostersum.durable import Charge, Durable, Family, Job, Point, Record
+from privacy.secure_aggregation.rostersum.fields import pack
 from privacy.secure_aggregation.rostersum.messages import Share
 from privacy.secure_aggregation.rostersum.site_events import Persist
-from privacy.secure_aggregation.rostersum.terms import Churn, Mechanism, Noise, Unit
+from privacy.secure_aggregation.rostersum.terms import Churn, Mechanism, Noise, RecordCodec, Unit
+from privacy.secure_aggregation.rostersum.terms import Path as Rounding
 from tests.privacy.secure_aggregation.rostersum.conftest import TRAIN, Bench, consortium_of, floor_for
 
 TERMS = consortium_of().terms.encode()
 RECORD = Record(3, 1, b"c" * 32, (0, 1, 2), 2, b"an OPEN", (Share(1, b"s" * 33),), 1_800_000_000)
-CHARGE = Charge(
-    "hearts",
-    b"j" * 32,
-    2**64 - 1,
-    replace(TRAIN, churn=Churn.DP, dp=Noise(Unit.RECORD, Mechanism.DDGAUSS, 1.0, 64.0, 1.0, 1e-6, 10)),
-    3,
-    1,
+NOISY = replace(
+    TRAIN,
+    plan_id=2,
+    churn=Churn.DP,
+    words=12,
+    codec=RecordCodec(8, Rounding.EXACT, 4096.0, 1000),
+    dp=Noise(Unit.RECORD, Mechanism.DDGAUSS, 1.0, 64.0, 1.0, 1e-6, 10),
 )
+CHARGE = Charge("hearts", b"j" * 32, 2**64 - 1, NOISY, 3, 1)
+PAID = ledger.charged(CHARGE)
+BUDGET = BudgetSet("hearts", 3.0, 1e-5, 8, reason="first")
 
 
 def job(number: int = 0, **changes: Any) -> Job:
     """A job that this site has accepted."""
     accepted = Job(hashlib.sha256(b"%d" % number).digest(), 0, TERMS, "hearts", b"t" * 32)
     return replace(accepted, **changes)
+
+
+def paid(r: int) -> Charged:
+    """The ledger's line about another round of the same job."""
+    return ledger.charged(replace(CHARGE, r=r))
 
 
 def persist(durable: Durable, charge: Charge | None = None) -> Persist:
@@ -68,10 +82,17 @@ def vault(place: tuple[Path, Path]) -> Iterator[Vault]:
         yield opened
 
 
-def kept(place: tuple[Path, Path]) -> tuple[Durable, tuple[Charge, ...]]:
+def kept(place: tuple[Path, Path]) -> tuple[Durable, tuple[Entry, ...]]:
     """What a new process finds."""
     with Vault(*place) as opened:
-        return opened.durable, opened.charges()
+        return opened.durable, entries(place)
+
+
+def entries(place: tuple[Path, Path]) -> tuple[Entry, ...]:
+    """What the ledger says."""
+    view = ledger_store.look(place[0])
+    assert view.broken is None
+    return tuple(line.entry for line in view.lines)
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept
@@ -91,8 +112,7 @@ def test_state_and_charge_are_found_again(place: tuple[Path, Path]) -> None:
         vault.persist(persist(OLD))
         vault.persist(persist(NEW, CHARGE))
         assert vault.durable == NEW
-        assert vault.charges() == (CHARGE,)
-    assert kept(place) == (NEW, (CHARGE,))
+    assert kept(place) == (NEW, (PAID,))
 
 
 def test_each_commit_is_synced(vault: Vault) -> None:
@@ -111,7 +131,11 @@ def test_only_what_changed_is_written(vault: Vault) -> None:
     statements: list[str] = []
     vault._connection.set_trace_callback(statements.append)
     vault.persist(persist(before.with_job(job(0, last_r=1)), CHARGE))
-    assert [statement.split()[0] for statement in statements] == ["BEGIN", "INSERT", "INSERT", "UPDATE", "COMMIT"]
+    assert [statement.split()[0] for statement in statements] == [
+        "BEGIN",
+        *("INSERT", "INSERT", "UPDATE"),  # the job, a line of the ledger, and its digest
+        *("UPDATE", "COMMIT"),
+    ]
     assert vault._connection.execute("SELECT count(*), max(number) FROM state").fetchone() == (rows[0], rows[1] + 1)
 
 
@@ -177,11 +201,12 @@ def test_any_history_is_found_again(
 
 
 def test_a_readers_look_stops_nothing(vault: Vault, place: tuple[Path, Path]) -> None:
-    """Who reads the charges beside a running site sees what is durable, and the site goes on."""
+    """Who reads the ledger beside a running site sees what is durable, and the site goes on."""
     vault.persist(persist(OLD, CHARGE))
+    assert entries(place) == (PAID,)
     reader = sqlite3.connect(f"file:{place[0]}?mode=ro", uri=True)
     reader.execute("BEGIN")
-    assert reader.execute("SELECT count(*) FROM charges").fetchone() == (1,)
+    assert reader.execute("SELECT count(*) FROM ledger").fetchone() == (1,)
     vault.persist(persist(NEW))
     assert vault.durable == NEW
     reader.close()
@@ -215,7 +240,7 @@ class Cutting:
             self.execute("COMMIT")
 
 
-@pytest.mark.parametrize("writes", range(9))
+@pytest.mark.parametrize("writes", range(10))
 def test_a_cut_between_any_two_writes_leaves_old_or_new(place: tuple[Path, Path], tmp_path: Path, writes: int) -> None:
     """Whole, with the charge or without it; the process that was cut takes no further change."""
     with Vault(*place) as vault:
@@ -236,8 +261,8 @@ def test_a_cut_between_any_two_writes_leaves_old_or_new(place: tuple[Path, Path]
             with pytest.raises(StorageError, match="did not take a change, and this process knows more than it"):
                 vault.persist(persist(NEW))
         vault._connection = whole
-    assert cut == (writes < 8)
-    assert kept(copy) == ((OLD, ()) if cut else (NEW, (CHARGE,)))
+    assert cut == (writes < 9)
+    assert kept(copy) == ((OLD, ()) if cut else (NEW, (PAID,)))
 
 
 def test_a_count_that_was_not_written_is_no_loss(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,11 +309,13 @@ def test_a_killed_process_loses_nothing_it_was_told(place: tuple[Path, Path]) ->
         acknowledged = [last, *map(int, process.stdout.read().split(b"\n")[:-1])][-1]
         process.stdout.close()
         process.wait()
-        durable, charges = kept(place)
+        durable, charged = kept(place)
         rounds = {each.last_r for each in durable.jobs}
         assert len(rounds) == 1
         assert max(rounds) in (acknowledged, acknowledged + 1)
-        assert [charge.r for charge in charges] == list(range(1, max(rounds) + 1))
+        assert [each.event.first_round for each in charged if isinstance(each, Charged)] == list(
+            range(1, max(rounds) + 1)
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- older copies
@@ -334,10 +361,10 @@ def test_an_older_copy_is_taken_at_the_administrators_word(place: tuple[Path, Pa
     put_back()
     with Vault(*place, restored=True) as vault:
         assert vault.durable == OLD
-        vault.reenter(NEW, (CHARGE, replace(CHARGE, r=1)))
+        vault.reenter(NEW, (PAID, paid(1)))
         assert vault.durable == NEW
         vault.persist(persist(NEW, replace(CHARGE, r=2)))
-    assert kept(place) == (NEW, tuple(replace(CHARGE, r=r) for r in (CHARGE.r, 1, 2)))
+    assert kept(place) == (NEW, (PAID, paid(1), paid(2)))
     newest()
     with pytest.raises(StorageError, match="it has 2 changes where its witness has counted 5"):
         Vault(*place)
@@ -358,12 +385,12 @@ def test_an_older_copy_serves_nobody_before_it_has_what_it_lacks(
         pytest.raises(LocalProtocolError, match="was to serve before it had what it lacks"),
     ):
         vault.persist(persist(OLD))
-    for writes in range(7):
+    for writes in range(8):
         with Vault(*place, restored=True) as vault:
             whole = vault._connection
             vault._connection = Cutting(whole, writes)  # type: ignore[assignment] # a fake of the part that is used
             with pytest.raises(Cut):
-                vault.reenter(NEW, (CHARGE,))
+                vault.reenter(NEW, (PAID,))
             if whole.in_transaction:
                 whole.execute("ROLLBACK")
             vault._connection = whole
@@ -372,8 +399,8 @@ def test_an_older_copy_serves_nobody_before_it_has_what_it_lacks(
     with monkeypatch.context() as patch:
         patch.setattr("client.vault._Count.update", lambda *_: (_ for _ in ()).throw(Cut))
         with Vault(*place, restored=True) as vault, pytest.raises(Cut):
-            vault.reenter(NEW, (CHARGE,))
-    assert kept(place) == (NEW, (CHARGE,))  # it was durable, and only its count was not
+            vault.reenter(NEW, (PAID,))
+    assert kept(place) == (NEW, (PAID,))  # it was durable, and only its count was not
 
 
 # --------------------------------------------------------------------------------------------------------- the places
@@ -532,10 +559,30 @@ def test_a_change_that_forgets_is_refused(vault: Vault) -> None:
 def test_a_round_is_charged_once(vault: Vault) -> None:
     """A second charge for it is refused with the change that brings it."""
     vault.persist(persist(OLD, CHARGE))
+    with pytest.raises(
+        LocalProtocolError, match=r"round 18446744073709551615 \(train\) of a job would be charged twice"
+    ):
+        vault.persist(persist(NEW, CHARGE))
+    assert vault.durable == OLD
+    with pytest.raises(StorageError, match="did not take a change"):
+        vault.persist(persist(NEW))
+
+
+def test_a_round_is_charged_once_even_where_the_book_is_wrong(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file itself has each job, purpose and round once."""
+    vault.persist(persist(OLD, CHARGE))
+    monkeypatch.setattr(vault._book, "post", lambda _: None)
     with pytest.raises(LocalProtocolError, match=r"a change contradicts what .*vault.db holds: UNIQUE"):
         vault.persist(persist(NEW, CHARGE))
     assert vault.durable == OLD
-    vault.close()
+
+
+def test_what_is_no_event_is_charged_to_nobody(vault: Vault) -> None:
+    """A charge that no accountant could interpret is refused with the change that brings it."""
+    odd = replace(CHARGE, plan=replace(NOISY, codec=TRAIN.codec))
+    with pytest.raises(ConfigurationError, match="no event holds for noise on codec train"):
+        vault.persist(persist(OLD, odd))
+    assert vault.durable == Durable()
 
 
 DAMAGES = {
@@ -554,13 +601,183 @@ def test_an_entry_that_changed_is_told(place: tuple[Path, Path], damage: str) ->
         Vault(*place)
 
 
-def test_a_damaged_charge_is_told(vault: Vault) -> None:
-    """By the ledger that reads it."""
-    vault.persist(persist(OLD, CHARGE))
+LEDGER_DAMAGES = {
+    "a changed line": (
+        "UPDATE ledger SET line = replace(line, '7', '8') WHERE number = 2",
+        "line 2 is broken: expected",
+    ),
+    "a line of text": (
+        "UPDATE ledger SET line = 'x' WHERE number = 2",
+        "line 2 is broken: expected the digest of what",
+    ),
+    "a changed digest": ("UPDATE ledger SET digest = zeroblob(32) WHERE number = 2", "line 2 is broken: expected the"),
+    "no first line": ("DELETE FROM ledger WHERE number = 1", "line 1 is broken: expected the entry written as line 1"),
+    "no middle line": ("DELETE FROM ledger WHERE number = 2", "line 2 is broken: expected the entry written as line 2"),
+    "no last line": (
+        "DELETE FROM ledger WHERE number = 3",
+        "line 3 is broken: expected a line, up to the one of digest",
+    ),
+    "no line": ("DELETE FROM ledger", "line 1 is broken: expected a line, up to the one of digest"),
+    "no end": ("UPDATE vault SET ledger = NULL", "line 4 is broken: expected a line, up to the one of digest none"),
+}
+
+
+@pytest.mark.parametrize("damage", LEDGER_DAMAGES)
+def test_a_damaged_ledger_is_told(place: tuple[Path, Path], damage: str) -> None:
+    """By the first line that is not what it must be: to the agent, which does not start, and to whoever looks."""
+    statement, problem = LEDGER_DAMAGES[damage]
+    with Vault(*place) as vault:
+        vault.post((BUDGET, PAID, paid(7)))
+        vault._connection.execute(statement)
+    with pytest.raises(StorageError, match=rf"vault.db is damaged: {problem}.*in its ledger.*parley site restore"):
+        Vault(*place)
+    assert str(ledger_store.look(place[0]).broken).startswith(problem)
+
+
+def test_lines_written_anew_from_another_ledger_are_told(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """A line that is right by itself does not follow another one."""
+    other = tmp_path / "other.db", tmp_path / "other.count"
+    for each, budget in ((place, BUDGET), (other, replace(BUDGET, epsilon=9.0))):
+        with Vault(*each) as vault:
+            vault.post((budget, PAID))
+    with Vault(*place) as vault:
+        vault._connection.execute("ATTACH ? AS other", (str(other[0]),))
+        vault._connection.execute(
+            "UPDATE ledger SET (line, digest) = (SELECT line, digest FROM other.ledger AS o WHERE "
+            "o.number = 2) WHERE number = 2"
+        )
+    with pytest.raises(StorageError, match="line 2 is broken: expected an entry that follows"):
+        Vault(*place)
+
+
+# ---------------------------------------------------------------------------------------------------------- the ledger
+
+
+def test_what_a_job_may_cost_is_promised_with_its_acceptance(place: tuple[Path, Path]) -> None:
+    """In the very transaction, and released in that of its end; jobs of exact sums are promised nothing."""
+    study = consortium_of(3, (TRAIN, NOISY))
+    taken = Job(study.terms.job_hash, 0, study.terms.encode(), "hearts", b"t" * 32)
+    state = OLD.with_job(taken)
+    charge = replace(CHARGE, job_hash=taken.job_hash, r=3)
+    with Vault(*place) as vault:
+        vault.post((BUDGET,))
+        vault.persist(persist(OLD))
+        vault.persist(persist(state))
+        vault.persist(persist(state, charge))
+        (promise,) = vault.book.promises("hearts")
+        assert [line.count for line in promise.lines] == [10]
+    with Vault(*place) as vault:
+        vault.persist(persist(state.without(taken)))
+    found = ledger.promise(study.terms, "hearts")
+    assert kept(place)[1] == (BUDGET, found, ledger.charged(charge), Ended(taken.job_hash))
+    assert isinstance(found, Promised)
+
+
+def test_a_ledger_of_many_lines_is_found_again(place: tuple[Path, Path]) -> None:
+    """In their order, each with the writer's time; a clock that was set back changes nothing else."""
+    times = iter((5000.0, 100.0, 7.5))
+    with Vault(*place, clock=lambda: next(times)) as vault:
+        for each in (BUDGET, PAID, paid(1)):
+            vault.post((each,))
+    lines = ledger_store.look(place[0]).lines
+    assert [line.at for line in lines] == [5000.0, 100.0, 7.5]
+    assert kept(place)[1] == (BUDGET, PAID, paid(1))
+
+
+def test_a_look_writes_nothing_and_notices_an_older_copy(tmp_path: Path) -> None:
+    """Beside a running site too: what it shows is durable, and never silently that of a backup."""
+    home = tmp_path / "site"
+    assert ledger_in(home) == ledger_store.View()
+    with Vault(vault_in(home), witness_in(home)) as vault:
+        vault.post((BUDGET,))
+        assert [line.entry for line in ledger_in(home).lines] == [BUDGET]
+    put_back = copied((vault_in(home), witness_in(home)), tmp_path / "backup")
+    with Vault(vault_in(home), witness_in(home)) as vault:
+        vault.post((PAID,))
+        assert ledger_in(home).book.rounds("hearts") == 1
+    before = vault_in(home).read_bytes()
+    assert ledger_in(home).tail.number == 2
+    assert vault_in(home).read_bytes() == before
+    put_back()
+    for gone in (lambda: None, vault_in(home).unlink, vault_in(home).touch):
+        gone()
+        with pytest.raises(StorageError, match=r"may be an older copy: it has [01] changes where its witness .* 2\."):
+            ledger_in(home)
+    vault_in(home).write_bytes(b"not a database" * 100)
+    with pytest.raises(StorageError, match=r"the ledger in .*vault.db cannot be read"):
+        ledger_in(home)
+
+
+def test_a_look_sees_one_state(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a running site commits while somebody looks makes no broken ledger of a whole one."""
+    walked = ledger_chain.walk
+    with Vault(*place) as vault:
+        vault.post((BUDGET,))
+
+        def walk(lines: Any) -> Any:
+            found = tuple(walked(lines))
+            vault.post((PAID,))
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_chain, "walk", walk)
+            assert entries(place) == (BUDGET,)
+        assert entries(place) == (BUDGET, PAID)
+
+
+def as_before_the_chain(place: tuple[Path, Path], charges: tuple[Charge, ...]) -> None:
+    """Makes the vault what an older release would have left: charges in a table of their own, and no chain."""
+    database = sqlite3.connect(place[0], isolation_level=None)
+    database.execute("DROP TABLE ledger")
+    database.execute("ALTER TABLE vault DROP COLUMN ledger")
+    database.execute(
+        "CREATE TABLE charges (number INTEGER PRIMARY KEY, job BLOB NOT NULL, r BLOB NOT NULL, "
+        "content BLOB NOT NULL, UNIQUE (job, r))"
+    )
+    for each in charges:
+        numbers = each.members, each.c_max, each.rounds
+        content = canonical.enc(each.family, each.job_hash, each.r, pack(each.plan), *numbers)
+        row = each.job_hash, each.r.to_bytes(8), content
+        database.execute("INSERT INTO charges (job, r, content) VALUES (?, ?, ?)", row)
+    database.execute("PRAGMA user_version = 1")
+    database.close()
+
+
+def test_a_vault_of_an_older_release_is_brought_up_to_date(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """With its state, its charges as events in the chain, and its count; again and again it is the same."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    older = copied(place, tmp_path / "older")
+    with Vault(*place) as vault:
+        vault.persist(persist(NEW))
+    as_before_the_chain(place, (CHARGE, replace(CHARGE, r=1)))
+    with pytest.raises(StorageError, match=r"was made by an older release, which kept no ledger.*parley site run"):
+        ledger_store.look(place[0])
+    for _ in range(2):
+        assert kept(place) == (NEW, (PAID, paid(1)))
+    with Vault(*place) as vault:
+        vault.persist(persist(NEW, replace(CHARGE, r=2)))
+    assert kept(place) == (NEW, (PAID, paid(1), paid(2)))
+    older()
+    as_before_the_chain(place, ())
+    content = place[0].read_bytes()
+    with pytest.raises(StorageError, match="it has 1 changes where its witness has counted 3"):
+        Vault(*place)
+    assert place[0].read_bytes() == content
+
+
+def test_an_older_releases_charge_that_says_nothing_is_told(place: tuple[Path, Path]) -> None:
+    """And nothing is brought up to date without it."""
+    with Vault(*place) as vault:
+        vault.persist(persist(OLD))
+    as_before_the_chain(place, (CHARGE,))
+    database = sqlite3.connect(place[0], isolation_level=None)
     for content in (b"x", b"", b"i" + (8).to_bytes(4) + bytes(8)):
-        vault._connection.execute("UPDATE charges SET content = ?", (content,))
+        database.execute("UPDATE charges SET content = ?", (content,))
         with pytest.raises(StorageError, match=r"vault.db is damaged: a charge cannot be read"):
-            vault.charges()
+            Vault(*place)
+    assert database.execute("PRAGMA user_version").fetchone() == (1,)
+    database.close()
 
 
 def test_a_file_that_is_no_vault_is_told(place: tuple[Path, Path]) -> None:

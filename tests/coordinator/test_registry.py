@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from coordinator import registry
@@ -14,6 +15,7 @@ from federation.blobs import BlobRef, BlobStore
 from federation.errors import LocalProtocolError, StorageError
 from federation.job import digest, parse
 from federation.messages import JobState, Metric, StepKind
+from federation.vector import Layout, TensorSpec, to_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +96,22 @@ def test_a_card_tells_that_aggregation_was_secure(last: tuple[JobRecord, StepRec
     assert privacy["secure_aggregation"] == "rostersum"
     assert "the coordinator saw sums over several sites, and no site's update or weight" in privacy["statement"]
     assert "No differential privacy was applied" in privacy["statement"]
+
+
+def test_a_card_tells_what_noise_has_promised(last: tuple[JobRecord, StepRecord], tmp_path: Path) -> None:
+    """Of this roster and this model: level, epsilon, delta, and what lies outside."""
+    record, step = last
+    model = BlobStore(tmp_path).put(to_safetensors(Layout((TensorSpec("w", (5,)),)), np.zeros(5, np.float32)))
+    noise = 'churn = "dp"\n[privacy.differential_privacy]\nlevel = "site"\nepsilon = 6.0\ndelta = 0.01\n'
+    text = record.text.replace('secure_aggregation = "plain"', noise)
+    record = replace(record, text=text, roster=record.roster[:1] * 4)
+    step = replace(step, final=replace(step.final, payload=model))
+    privacy = json.loads(registry.card(record, parse(text), step, BlobStore(tmp_path)))["privacy"]["statement"]
+    assert "No differential privacy" not in privacy
+    assert "level site, unit: all records of one site" in privacy
+    assert "(epsilon = 6, delta = 0.01)-indistinguishable" in privacy
+    assert "There are 4 sites" in privacy
+    assert "Outside it: statistics and evaluations are exact sums" in privacy
 
 
 def test_a_card_tells_nothing_of_a_single_site_but_its_name(last: tuple[JobRecord, StepRecord], tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from privacy.secure_aggregation.interface import Source
 from privacy.secure_aggregation.rostersum.coordinator_events import Broken, Sum, Term
 from privacy.secure_aggregation.rostersum.encoding import GUARD
 from privacy.secure_aggregation.rostersum.site_events import Mask
-from privacy.secure_aggregation.rostersum.terms import DpCodec, Plan, Ring, TrainCodec, Weighting
+from privacy.secure_aggregation.rostersum.terms import Path as Rounding
+from privacy.secure_aggregation.rostersum.terms import Plan, RecordCodec, Ring, TrainCodec, Weighting
 from tests.privacy.secure_aggregation.rostersum.conftest import STAT, TRAIN
 
 CTX = b"c" * 32
@@ -362,4 +363,4 @@ def test_what_cannot_be_summed_is_our_mistake(attempt: Callable[..., Round]) -> 
     with pytest.raises(LocalProtocolError, match="the vector of site 0 comes a second time"):
         perform(twice, made.plan, made.source, made.folder)
     with pytest.raises(ConfigurationError, match="a plan's codec is not one that this release knows"):
-        perform(twice, replace(made.plan, codec=DpCodec(8)), made.source, made.folder)
+        perform(twice, replace(made.plan, codec=RecordCodec(8, Rounding.EXACT, 1.0, 100)), made.source, made.folder)

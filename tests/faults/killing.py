@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, assert_never
 
@@ -35,10 +35,12 @@ import coordinator.worker
 import parley.command_line  # noqa: F401 - loaded before the processes fork, like all the others
 from client.backoff import Backoff
 from client.training import protocol
+from coordinator import conduct
 from federation import blobs, codec, plugins
 from federation.job import parse
 from federation.vector import from_safetensors
 from parley.__main__ import main as parley_main
+from privacy.secure_aggregation.rostersum.coordinator import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +200,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--stop-at", nargs=2, action="append", default=[], metavar="POINT N", help="SIGSTOP there")
     parser.add_argument("--record", type=Path, metavar="FILE", help="every message that comes in goes there as well")
     parser.add_argument("--set-back", type=float, metavar="SECONDS", help="at the point set the clock back instead")
+    parser.add_argument("--patience", type=float, metavar="SECONDS", help="a coordinator waits so long for a vector")
     parser.add_argument("--obedient", action="store_true", help="root, too, writes only where its files' modes let it")
     parser.add_argument("command", nargs="+", metavar="ARGUMENTS", help="of parley")
     given = parser.parse_args(arguments)
@@ -209,6 +212,8 @@ def main(arguments: list[str]) -> None:
         client.agent.Trainer = LightWork  # type: ignore[assignment,misc] - stands in its place
     for point, count in given.stop_at:
         Point.parse(point, int(count)).arm(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    if given.patience is not None:
+        conduct.Patience = partial(Patience, again=given.patience, upload=given.patience)  # type: ignore[assignment,misc] - stands in its place
     if given.record is not None:
         _record(given.record.open("ab", buffering=0))
     if given.point != "never":

@@ -24,17 +24,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from client.connection import Connection
+from client.ledger_store import look
+from client.policy import example
+from client.vault import vault_in
 from coordinator.store import Store, StoreReader, url_in
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import RemoteProtocolError, UnreachableError
 from federation.job import parse
 from federation.messages import Credential, JobState, JobView, Role, ShowJob, StepKind, SubmitJob
 from federation.vector import Layout, TensorSpec, to_safetensors
-from parley.commands.site import install
+from parley.commands.site import install, sealing
 from parley.dialling import ask, line
 from parley.homes import Home
 from privacy import identity
-from simulations.bare_site import PLAIN_POLICY
+from privacy.differential_privacy.events import Unit
+from privacy.ledger import BudgetSet
 from tests.consortium import free_port
 from tests.faults import killing
 
@@ -46,7 +50,20 @@ if TYPE_CHECKING:
     from federation.messages import OperatorRequest
     from parley.homes import Consortium
 
-__all__ = ["PLAIN", "ROUNDS", "SEALED", "SITES", "Founded", "Process", "Study", "found", "job_text", "learnt"]
+__all__ = [
+    "NOISY",
+    "OPEN",
+    "PLAIN",
+    "ROUNDS",
+    "SEALED",
+    "SITES",
+    "Founded",
+    "Process",
+    "Study",
+    "found",
+    "job_text",
+    "learnt",
+]
 
 SITES = ("a", "b", "c")
 ROUNDS = 3
@@ -85,7 +102,7 @@ maximum = {rounds}
 [cohort]
 minimum_sites = 3
 quorum = {quorum}
-deadline_seconds = 600
+deadline_seconds = {deadline}
 
 [privacy]
 {privacy}
@@ -97,15 +114,29 @@ SEALED = f'weighting = "uniform"\nclip = 1e6\nbound = {(2**29 - 1) / 2**10}'
 
 So nothing is rounded at random, and secure aggregation, too, comes to the same model to the last bit.
 """
+OPEN = f'{SEALED}\nchurn = "open"'
+NOISY = """churn = "dp"
+clip = 10.0
+[privacy.differential_privacy]
+level = "site"
+epsilon = 20.0
+delta = 0.01
+spare_rounds = 100
+"""
+"""Each round is other noise, so that no two runs come to the same model; who is killed may cost some of the rounds."""
+_POLICY = example(plain=True, dp=True, opened=True)
+_BUDGET = BudgetSet("heart", 10_000.0, 0.01, None, Unit.SITE, reason="a test")
 
 _fork = multiprocessing.get_context("forkserver")
 # The parent of all processes has loaded what they run: two seconds of CPU less for each of a hundred starts.
 _fork.set_forkserver_preload([killing.__name__, *(["pytest"] if "pytest" in sys.modules else [])])
 
 
-def job_text(rounds: int = ROUNDS, quorum: int = len(SITES), epochs: int = 1, privacy: str = PLAIN) -> str:
+def job_text(
+    rounds: int = ROUNDS, quorum: int = len(SITES), epochs: int = 1, privacy: str = PLAIN, deadline: int = 600
+) -> str:
     """A job whose strategy remembers, so that each of its models depends on all that came before."""
-    return _JOB.format(rounds=rounds, quorum=quorum, epochs=epochs, privacy=privacy)
+    return _JOB.format(rounds=rounds, quorum=quorum, epochs=epochs, privacy=privacy, deadline=deadline)
 
 
 @dataclass
@@ -198,6 +229,10 @@ class Founded:
         """A site's home."""
         return Home(self.folder / "sites" / name)
 
+    def charged(self, name: str, since: int = 0) -> int:
+        """Rounds that a site's ledger was charged, in all jobs; each stands there once."""
+        return sum(event.count for event in look(vault_in(self.home(name).site.folder)).book.events("heart")) - since
+
     def introduce(self, url: str) -> None:
         """Makes a store in which the sites are members, as they are once they have attended."""
         with Store(url) as store:
@@ -207,10 +242,13 @@ class Founded:
 
 
 @contextmanager
-def found(folder: Path, pause: float = 0.0, options: tuple[str, ...] = ()) -> Iterator[Founded]:
+def found(
+    folder: Path, pause: float = 0.0, options: tuple[str, ...] = (), sites: Sequence[str] = SITES
+) -> Iterator[Founded]:
     """A consortium with three sites, which attend until the block ends. They joined a day ago.
 
-    Their work is light and takes `pause`; `options` are further ones of `tests.faults.killing`.
+    They take part in jobs of every kind, and have a budget for those with noise. Their work is light and takes `pause`;
+    `options` are further ones of `tests.faults.killing`.
     """
     now = int(time.time())
     hub, port = Home(folder / "hub"), free_port()
@@ -220,7 +258,7 @@ def found(folder: Path, pause: float = 0.0, options: tuple[str, ...] = ()) -> It
     founded = Founded(folder, port, consortium, {})
     me = hub.coordinator.load()
     with ExitStack() as ending:
-        for name in SITES:
+        for name in sites:
             home = founded.home(name)
             invitation = consortium.invite(name, name, Role.SITE, now=now - _DAY)
             asked = identity.make_request(invitation, home.site.begin(), "0.1.0")
@@ -228,7 +266,9 @@ def found(folder: Path, pause: float = 0.0, options: tuple[str, ...] = ()) -> It
             install(
                 home.site, invitation, Credential(member.certificate, member.statement, me.statement, me.revocations)
             )
-            (home.site.folder / "policy.toml").write_text(PLAIN_POLICY)
+            (home.site.folder / "policy.toml").write_text(_POLICY)
+            with sealing(home.site.folder, home.site.load()) as held:
+                held.ledger.set_budget(_BUDGET)
             command = ("site", "run", "--home", str(home.folder))
             founded.sites[name] = Process(command, folder / f"{name}.log", ("--light", str(pause), *options))
             founded.sites[name].start()

@@ -46,7 +46,20 @@ from parley.commands.site import approved, door
 from parley.dialling import line
 from parley.homes import Home
 from privacy import identity
-from tests.faults.outside import PLAIN, ROUNDS, SEALED, SITES, Founded, Process, Study, found, job_text, learnt
+from tests.faults.outside import (
+    NOISY,
+    OPEN,
+    PLAIN,
+    ROUNDS,
+    SEALED,
+    SITES,
+    Founded,
+    Process,
+    Study,
+    found,
+    job_text,
+    learnt,
+)
 from tests.servers.postgresql import running
 
 if TYPE_CHECKING:
@@ -222,7 +235,7 @@ COORDINATORS = [
 def named(value: str) -> str:
     """A point, or what a job says of privacy, as the id of a test."""
     if ":" not in value:
-        return {PLAIN: "plain", SEALED: "rostersum"}[value]
+        return {PLAIN: "plain", SEALED: "rostersum", OPEN: "open", NOISY: "dp"}[value]
     where, _, count = value.rpartition(" ")
     when, module, function = where.split(":")
     return f"{when} {module.rpartition('.')[2]}.{function} {count}".replace(" ", "-")
@@ -242,19 +255,69 @@ def test_a_coordinator_killed_at_any_point_loses_and_doubles_nothing(
 
 @pytest.mark.parametrize(
     ("privacy", "points", "rounds"),
-    [(PLAIN, WORKING, MANY), (SEALED, SUMMING[::2], 2 * MANY)],
-    ids=["plain", "rostersum"],
+    [
+        (PLAIN, WORKING, MANY),
+        *((privacy, SUMMING[::2], 2 * MANY) for privacy in (SEALED, OPEN, NOISY)),
+    ],
+    ids=["plain", "rostersum", "open", "dp"],
 )
 def test_a_coordinator_killed_at_every_point_in_turn_loses_and_doubles_nothing(
     on_server: Study, undisturbed: Undisturbed, privacy: str, points: tuple[str, ...], rounds: int
 ) -> None:
-    """One job with its store on a server outlives them all, each life of the coordinator ended at another point."""
-    commit, expected = f"{STORE}.commit_step 1", undisturbed(privacy, rounds)
+    """One job with its store on a server outlives them all, each life of the coordinator ended at another point.
+
+    With noise no two jobs come to the same models: each round is there once, and each site was charged for it, once.
+    """
+    noisy = privacy == NOISY
+    commit, expected = f"{STORE}.commit_step 1", None if noisy else undisturbed(privacy, rounds)
+    before = {name: on_server.founded.charged(name) for name in SITES}
     fates = (*points, "before:coordinator.registry:card 1", f"before:{commit}", f"after:{commit}", *ENDING[3:5])
     with on_server.serving(*fates):
         on_server.exactly_once(on_server.submit(job_text(rounds, privacy=privacy)), expected)
         on_server.until(lambda: on_server.coordinator.deaths == len(fates), "all deaths")
     assert len(on_server.jobs()) == 1
+    for name in SITES:
+        charged = on_server.founded.charged(name, since=before[name])
+        assert rounds <= charged <= rounds + len(fates) if noisy else charged == 0
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Founded]:
+    """A consortium of four sites, of which a round can do without one."""
+    with found(tmp_path_factory.mktemp("four"), sites=(*SITES, "d")) as consortium:
+        yield consortium
+
+
+@pytest.mark.parametrize("privacy", [OPEN, NOISY], ids=named)
+def test_a_round_goes_on_without_a_site_that_is_lost_in_it(four: Founded, tmp_path: Path, privacy: str) -> None:
+    """Killed as it masks its update, and away: the others' sum counts, and the job waits only for the evaluation.
+
+    With noise the lost round is charged to it too, once: it had begun. To the others also once, whatever the attempts.
+    """
+    study, lost = Study.of(four, tmp_path), four.sites["d"]
+    study.coordinator.options = ("--patience", "4")
+    lost.end()
+    lost.start(f"before:{HELD}._masked 2")
+    before = {name: four.charged(name) for name in four.sites}
+
+    def stays_away() -> None:
+        if lost.running is not None and lost.running.exitcode is not None:
+            lost.end()
+
+    study.meanwhile = stays_away
+    with study.serving():
+        job = study.submit(job_text(rounds=2, privacy=privacy, deadline=8))
+        study.reaches(job, 2)
+        outcomes = {share.site: share.outcome for share in study.steps(job)[1].shares}
+        study.meanwhile = lambda: None
+        lost.start()
+        record, steps = study.over(job)
+    assert lost.running is not None
+    assert {name for name, outcome in outcomes.items() if outcome is Outcome.COUNTED} == set(SITES)
+    assert (record.state, len(steps)) == (JobState.FINISHED, 5), record.reason
+    assert all(share.outcome is Outcome.COUNTED for step in (steps[0], *steps[2:]) for share in step.shares)
+    charged = {name: four.charged(name, since=before[name]) for name in four.sites}
+    assert charged == dict.fromkeys(four.sites, 2 if privacy == NOISY else 0)
 
 
 def test_a_stop_that_was_stored_outlives_the_coordinator(in_file: Study) -> None:

@@ -435,6 +435,9 @@ def test_parsing_raises_every_problem_for_the_author() -> None:
     assert [line.split(": ")[1] for line in str(refused.value).splitlines()] == ["format", "training.epocs"]
 
 
+DP = 'churn = "dp"\n[privacy.differential_privacy]\nlevel = "site"\nepsilon = 4.0\ndelta = 0.001'
+
+
 @pytest.mark.parametrize(
     ("privacy", "problem"),
     [
@@ -459,6 +462,45 @@ def test_parsing_raises_every_problem_for_the_author() -> None:
             'secure_aggregation = "plain"\ngroups = true',
             "privacy.groups: belongs to secure aggregation; plain aggregation does not heed it",
         ),
+        (
+            'churn = "dp"',
+            'privacy.churn: "dp" needs a table [privacy.differential_privacy] with level = "site", an epsilon',
+        ),
+        (
+            DP.replace('churn = "dp"', ""),
+            'privacy.differential_privacy.level: "site" belongs to churn "dp", and churn is "cells"; set one of them',
+        ),
+        (
+            DP.replace('churn = "dp"', 'churn = "open"'),
+            'privacy.differential_privacy.level: "site" belongs to churn "dp", and churn is "open"; set one of them',
+        ),
+        (
+            f'secure_aggregation = "plain"\n{DP}',
+            "privacy.differential_privacy: belongs to secure aggregation; plain aggregation does not heed it",
+        ),
+        (
+            f"groups = true\n{DP}",
+            'privacy.groups: needs churn "cells", as each group is one whole cell; set one of them otherwise',
+        ),
+        (
+            f'weighting = "records"\n{DP}',
+            'privacy.weighting: must be "uniform" with churn "dp": a sum with noise is divided by its number of sites',
+        ),
+        (
+            f"bound = 1.0\n{DP}",
+            'privacy.bound: means nothing with churn "dp", where an update is cut to its clip alone; remove it',
+        ),
+        (
+            f"weights = [10, 20]\n{DP}",
+            'privacy.weights: means nothing with churn "dp", where an update is cut to its clip alone; remove it',
+        ),
+        (
+            DP.replace('level = "site"', ""),
+            'privacy.differential_privacy.level: missing; expected "site"',
+        ),
+        (DP.replace("4.0", "21"), "privacy.differential_privacy.epsilon: expected a number above 0 and of at most 20"),
+        (DP.replace("0.001", "0"), "privacy.differential_privacy.delta: expected a number above 0 and of at most 0.1"),
+        (f"{DP}\nclip = 1.0", "privacy.differential_privacy.clip: unknown key; expected one of level, epsilon, delta"),
     ],
 )
 def test_privacy_that_contradicts_itself_is_refused(privacy: str, problem: str) -> None:
@@ -486,6 +528,14 @@ NEEDS = 'the strategy "median" needs the mean update of each of at least 3 group
             'groups = true\ncells = [["a", "b", "c"], ["d", "e", "f"]]',
             6,
             f"heart.toml:50: privacy.cells: {NEEDS}, and these are 2; name 3 cells or more",
+        ),
+        (
+            DP,
+            9,
+            (
+                f'heart.toml:35: strategy.name: {NEEDS}, and churn "dp" shows only the noisy sum over all of them; '
+                'choose a strategy that needs only the sum, such as "fedavg"'
+            ),
         ),
         (
             'secure_aggregation = "plain"',
@@ -526,6 +576,18 @@ def test_more_sites_than_can_sum_together_are_refused_in_groups_too() -> None:
         changed("minimum_sites = 3", f"minimum_sites = 3\nsites = {sites}").replace('secure_aggregation = "plain"', "")
     )
     assert "cohort.sites: asks for 101 sites under secure aggregation" in line
+
+
+def test_noise_pays_for_the_planned_rounds_and_some_that_come_to_nothing() -> None:
+    """A tenth more, rounded up, unless the author says how many; uniform weights may be named."""
+    job = parse(changed('secure_aggregation = "plain"', f'weighting = "uniform"\n{DP}'))
+    table = job.privacy.differential_privacy
+    assert table is not None
+    assert [table.charged(rounds) for rounds in (1, 10, 11, 20)] == [2, 11, 13, 22]
+    spare = parse(changed('secure_aggregation = "plain"', f"{DP}\nspare_rounds = 0")).privacy.differential_privacy
+    assert spare is not None
+    assert spare.charged(20) == 20
+    assert table.level == "site"
 
 
 def test_secure_aggregation_is_the_default_and_plain_needs_its_line() -> None:

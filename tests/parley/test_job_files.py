@@ -304,6 +304,9 @@ def test_checking_a_job_needs_no_heavy_library() -> None:
     assert done.stderr == "\n"
 
 
+DP = 'churn = "dp"\n[privacy.differential_privacy]\nlevel = "site"\nepsilon = 4.0\ndelta = 0.001'
+
+
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
@@ -312,6 +315,11 @@ def test_checking_a_job_needs_no_heavy_library() -> None:
             "Nobody may be missing from a sum: each round waits for all sites, and no subtraction of sums shows one of",
         ),
         ('churn = "open"', "The price: whoever sees two sums that differ by one site can subtract them"),
+        (DP, "Any site may be missing from a sum of updates. The price is noise in each"),
+        (DP, "(epsilon = 4, delta = 0.001)-indistinguishable"),
+        (DP, "those of 4 sites, the fewest that it begins with. Each value of a mean over all of them has noise of"),
+        (DP, "Outside it: statistics and evaluations are exact sums over whole cells"),
+        (DP.replace("0.001", "0.1"), "None: delta = 0.1 would allow that one of 4 sites is laid open. To fix"),
         ("colluding_sites = 2", "That holds while at most 2 sites work together with the coordinator."),
         (
             'cells = [["a", "b", "c"], ["d", "e", "f"]]',

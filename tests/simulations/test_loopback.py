@@ -230,3 +230,11 @@ def test_no_step_begins_without_a_coordinator() -> None:
 
     with pytest.raises(LocalProtocolError, match="the coordinator is stopped"):
         loop.begin(1)
+
+
+def test_what_is_not_words_needs_an_encoding() -> None:
+    """An update of real numbers is summed only where it is said how: nothing is converted in silence."""
+    terms = job(3)
+    loop = loop_of(terms, contribute=lambda *_: np.zeros(12, np.float32))
+    with pytest.raises(LocalProtocolError, match="a vector of float32 was contributed, and nothing says how"):
+        loop.step(1)

@@ -2,8 +2,9 @@ import pytest
 
 from federation.errors import ConfigurationError
 from privacy.secure_aggregation.rostersum import rules
-from privacy.secure_aggregation.rostersum.terms import GUARD_WORDS, Churn
-from simulations.loopback_job import PLAN, LoopbackJob
+from privacy.secure_aggregation.rostersum.promise import epsilon_of
+from privacy.secure_aggregation.rostersum.terms import GUARD_WORDS, Churn, DpCodec
+from simulations.loopback_job import AIM, PLAN, LoopbackJob
 
 
 @pytest.mark.parametrize("churn", [Churn.CELLS, Churn.OPEN])
@@ -19,6 +20,19 @@ def test_a_job_is_one_that_sites_accept(churn: Churn) -> None:
         private.public_key().public_bytes_raw() for private in job.sites
     ]
     assert job.terms.roster.coordinator_vk == job.coordinator.public_key().public_bytes_raw()
+
+
+def test_a_job_with_noise_is_one_that_sites_accept() -> None:
+    """Its vectors are padded and have no weight, and all rounds together keep what is aimed at."""
+    job = LoopbackJob.of(7, 50, Churn.DP, post_quantum=False)
+
+    plan = job.terms.plan(PLAN)
+    assert plan is not None
+    assert rules.broken(job.terms) == ()
+    assert (plan.churn, plan.words, plan.codec) == (Churn.DP, 64 + GUARD_WORDS, DpCodec(64))
+    assert plan.dp is not None
+    assert (plan.dp.rounds, plan.dp.clip) == (AIM.rounds, AIM.clip)
+    assert 0 < epsilon_of(job.terms, plan) <= AIM.epsilon
 
 
 def test_no_two_jobs_are_the_same() -> None:

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ COST = LoopbackCost(
     sites=100,
     rounds=10,
     parameters=100_000,
+    churn=Churn.CELLS,
     seconds=60.0,
     cpu_seconds=50.0,
     setup_cpu_seconds=10.0,
@@ -33,7 +35,7 @@ def test_the_command_prints_the_promised_json(capsys: pytest.CaptureFixture[str]
 
     printed = capsys.readouterr()
     figures = json.loads(printed.out)
-    assert (figures["sites"], figures["rounds"], figures["parameters"]) == (4, 2, 1000)
+    assert (figures["sites"], figures["rounds"], figures["parameters"], figures["churn"]) == (4, 2, 1000, "cells")
     assert 0 < figures["setup_cpu_seconds"] < figures["cpu_seconds"]
     assert figures["bars"][0]["holds"]
     assert "4 sites, 2 rounds, 1,000 parameters" in printed.err
@@ -62,6 +64,35 @@ def test_a_wrong_sum_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loopback, "step", off)
     with pytest.raises(LocalProtocolError, match="not give the sum of the sites' vectors: it is another sum"):
         loopback_scale.measure(LoopbackJob.of(3, 100, Churn.CELLS, post_quantum=False), 1, lambda *_: None)
+
+
+@pytest.mark.parametrize("churn", list(Churn))
+def test_every_churn_rule_is_measured(churn: Churn, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sums are checked as its rule has them; with noise vectors are padded to a power of two."""
+    sizes = ["--sites", "4", "--rounds", "1", "--parameters", "1000"]
+    assert loopback_scale.main(["--json", *sizes, "--churn", churn.value]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["churn"], figures["parameters"]) == (churn.value, 1024 if churn is Churn.DP else 1000)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_sum_with_other_noise_is_no_measurement(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Half the noise, or twice as much, ends the benchmark, in words; so does no sum at all."""
+    job, encode = LoopbackJob.of(3, 1000, Churn.DP, post_quantum=False), loopback_scale.encoded
+
+    def off(work: Any, update: Any) -> Any:
+        words = encode(work, update)
+        words[:-4] = (words[:-4].view("<i4") * factor).astype("<i4").view("<u4")
+        return words
+
+    monkeypatch.setattr(loopback_scale, "encoded", off)
+    with pytest.raises(LocalProtocolError, match=r"a sum's noise has [\d.]+ times the variance") as refused:
+        loopback_scale.measure(job, 1, lambda *_: None)
+    (told,) = re.findall(r"has ([\d.]+) times", str(refused.value))
+    assert float(told) == pytest.approx(factor**2, rel=0.4)  # nine standard errors of a thousand values
+    monkeypatch.setattr(Loopback, "step", lambda *_: Outcome((), ()))
+    with pytest.raises(LocalProtocolError, match="a round has no sum"):
+        loopback_scale.measure(job, 1, lambda *_: None)
 
 
 @pytest.mark.parametrize(("seconds", "verdict", "holds"), [(119.0, "yes", True), (121.0, "no", False)])

@@ -33,6 +33,7 @@ __all__ = [
     "TrainSum",
     "Weighting",
     "codec_of",
+    "guarded",
 ]
 
 GUARD = 4
@@ -177,7 +178,7 @@ class TrainCodec:
         """
         if total.size <= 1 + GUARD:
             raise LocalProtocolError(f"a sum of {total.size} words was decoded as an update")
-        values = _guarded(total, members)
+        values = guarded(total, members)
         weight = int(values[0])
         least = max(1, members * (self.w_min * self.q // self.w_max))
         if not least <= weight <= members * self.q:
@@ -378,7 +379,7 @@ class FieldsCodec:
         Raises:
             BurnedError: A guard word is not the number of members, or a total is outside what they can have.
         """
-        values = _guarded(total, members)
+        values = guarded(total, members)
         if values.size != self.words - GUARD:
             raise LocalProtocolError(f"a sum of {total.size} words was decoded as {self.words}")
         pooled: dict[str, F64] = {}
@@ -491,8 +492,12 @@ def _parts(values: _Integers) -> Iterator[_Integers]:
     return (values[start : start + _PART] for start in range(0, values.size, _PART))
 
 
-def _guarded(total: Words, members: int) -> _Integers:
-    """What stands before the guard of an opened sum, signed, once the guard is found right."""
+def guarded(total: Words, members: int) -> _Integers:
+    """What stands before the guard of an opened sum of `members` vectors, signed, once the guard is found right.
+
+    Raises:
+        BurnedError: A guard word is not the number of members.
+    """
     values = _signed(total)
     if values.size <= GUARD or members < 1:
         raise LocalProtocolError(f"{total.size} words of {members} members are no sum")

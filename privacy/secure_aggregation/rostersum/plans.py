@@ -1,20 +1,27 @@
 """The terms that a job file, a roster and a task come to: made by the coordinator, and made again by every site."""
 
 import hashlib
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from federation.errors import ConfigurationError, WhoActs
 from federation.job import Job, Privacy
 from federation.messages import MembershipStatement, StepKind, StepStart
 from federation.sums import SumField
 from privacy.crypto import canonical
+from privacy.differential_privacy.rotation import padded
 from privacy.secure_aggregation.rostersum.terms import (
+    FEWEST_SITES,
     GUARD_WORDS,
     Churn,
     Codec,
+    DpCodec,
     FieldsCodec,
     Kind,
+    Mechanism,
     Member,
+    Noise,
     Plan,
     Ring,
     Roster,
@@ -31,7 +38,10 @@ from privacy.secure_aggregation.rostersum.terms import (
     propose_cells,
 )
 
-__all__ = ["args_of", "index_of", "plan_id", "seats", "task_digest", "terms_of"]
+if TYPE_CHECKING:
+    from privacy.secure_aggregation.rostersum.promise import SitePromise
+
+__all__ = ["args_of", "foreseen", "index_of", "model_size", "plan_id", "seats", "task_digest", "terms_of"]
 
 _PLANS = {StepKind.STATISTICS: 1, StepKind.TRAIN: 2, StepKind.EVALUATE: 3}
 _KINDS = {StepKind.STATISTICS: Kind.STAT, StepKind.TRAIN: Kind.TRAIN, StepKind.EVALUATE: Kind.EVAL}
@@ -40,6 +50,14 @@ _KINDS = {StepKind.STATISTICS: Kind.STAT, StepKind.TRAIN: Kind.TRAIN, StepKind.E
 def plan_id(kind: StepKind) -> int:
     """The number of the plan by which steps of a kind are summed."""
     return _PLANS[kind]
+
+
+def model_size(plan: Plan) -> int:
+    """Values of a model of which a train plan sums updates; with churn "dp", what its updates are padded to.
+
+    `terms_of` makes the same plan of it either way.
+    """
+    return plan.words - GUARD_WORDS - (0 if isinstance(plan.codec, DpCodec) else 1)
 
 
 def args_of(step: StepStart) -> bytes:
@@ -92,8 +110,8 @@ def terms_of(
         evaluation: Totals of an evaluation.
 
     Raises:
-        ConfigurationError: The job names cells of sites that the roster does not hold, too few sites for any, or a
-            strategy that needs more groups than there are.
+        ConfigurationError: The job names cells of sites that the roster does not hold, too few sites for any, a
+            strategy that needs more groups than there are, or a guarantee that no noise gives.
     """
     privacy = job.privacy
     members = seats(roster)
@@ -112,21 +130,25 @@ def terms_of(
     cells = _cells(job, held, members, c_max, g_max)
     digest = task_digest(job)
 
-    def plan(kind: StepKind, churn: Churn, ring: Ring, words: int, codec: Codec) -> Plan:
+    def plan(kind: StepKind, churn: Churn, ring: Ring, words: int, codec: Codec, at: Thresholds) -> Plan:
         group = privacy.groups and kind is StepKind.TRAIN  # statistics and evaluations pool all cells
-        at = _thresholds(job, n, c_max, g_max, churn, cells, group=group)
         numbers = int(group), at.m_min, at.o_min, at.t if privacy.rescue else 0
+        noise = _noise(job, codec, n, at.m_min, c_max) if isinstance(codec, DpCodec) else None
         return Plan(
-            plan_id(kind), _KINDS[kind], churn, *numbers, ring, words, digest, privacy.rows_minimum, codec, None
+            plan_id(kind), _KINDS[kind], churn, *numbers, ring, words, digest, privacy.rows_minimum, codec, noise
         )
 
+    whole = _thresholds(job, n, c_max, g_max, Churn.CELLS, cells, group=False)
+
     plans = [
-        plan(kind, Churn.CELLS, Ring.LONG, sum(field.width for field in fields) + GUARD_WORDS, _fields(fields))
+        plan(kind, Churn.CELLS, Ring.LONG, sum(field.width for field in fields) + GUARD_WORDS, _fields(fields), whole)
         for kind, fields in ((StepKind.STATISTICS, statistics), (StepKind.EVALUATE, evaluation))
         if fields
     ]
-    train = _train(privacy, n)
-    plans.append(plan(StepKind.TRAIN, Churn(privacy.churn), Ring.WORD, 1 + model_size + GUARD_WORDS, train))
+    churn = Churn(privacy.churn)
+    at = _thresholds(job, n, c_max, g_max, churn, cells, group=privacy.groups)
+    codec, words = _train(privacy, n, model_size)
+    plans.append(plan(StepKind.TRAIN, churn, Ring.WORD, words, codec, at))
     plans.sort(key=lambda each: each.plan_id)
     return Terms(job_id, held, c_max, g_max, int(privacy.post_quantum), cells, tuple(plans))
 
@@ -134,8 +156,8 @@ def terms_of(
 def _thresholds(
     job: Job, n: int, c_max: int, g_max: int, churn: Churn, cells: tuple[tuple[int, ...], ...], *, group: bool
 ) -> Thresholds:
-    """The thresholds of a plan; with open churn the job's own quorum, where it is not below what is safe."""
-    if churn is not Churn.OPEN:
+    """The thresholds of a plan; where any site may be missing the job's own quorum, if it is not below what is safe."""
+    if churn is Churn.CELLS:
         return default_thresholds(n, c_max, g_max, churn, cells, group=group)
     m_min = min(n, max(cell_sites(c_max), job.cohort.needed))
     t = n + c_max + 1 - m_min
@@ -163,11 +185,73 @@ def _cells(
     return cells
 
 
-def _train(privacy: Privacy, n: int) -> TrainCodec:
+def _train(privacy: Privacy, n: int, size: int) -> tuple[Codec, int]:
+    """How updates are encoded, and the words of one."""
+    if privacy.churn == "dp":
+        dimension = padded(size)
+        return DpCodec(dimension), dimension + GUARD_WORDS
     weighting = privacy.weighting or ("records" if privacy.churn == "cells" else "uniform")
     q_bits = 31 - n.bit_length()  # n * (2^q_bits - 1) < 2^31
     bound = privacy.clip if privacy.bound is None else privacy.bound
-    return TrainCodec(bound, privacy.clip, q_bits, Weighting(weighting), *privacy.weights)
+    codec = TrainCodec(bound, privacy.clip, q_bits, Weighting(weighting), *privacy.weights)
+    return codec, 1 + size + GUARD_WORDS
+
+
+def _noise(job: Job, codec: DpCodec, n: int, m_min: int, c_max: int) -> Noise:
+    """The noise that keeps the job's promise over all rounds that may be charged, whatever set of sites is summed."""
+    from privacy.secure_aggregation.rostersum import promise  # its accountants take memory that other jobs need not pay
+
+    wanted = job.privacy.differential_privacy
+    if wanted is None:
+        raise ConfigurationError('churn "dp" is without a guarantee', fix="add a table [privacy.differential_privacy]")
+    if wanted.delta > 1 / (10 * n):
+        raise ConfigurationError(
+            f"delta = {wanted.delta:g} would allow that one of {n} sites is laid open",
+            fix=f"set privacy.differential_privacy.delta to at most 1/(10 * {n}) = {1 / (10 * n):g}",
+        )
+    rounds, law = wanted.charged(job.rounds.maximum), Mechanism.DDGAUSS
+    aim = promise.Aim(wanted.epsilon, wanted.delta, rounds, job.privacy.clip, law)
+    return promise.calibrated(aim, codec.dimension, n, m_min, c_max)
+
+
+def foreseen(job: Job, sites: int | None = None, values: int | None = None) -> "SitePromise | None":
+    """What a job with noise promises among so many sites, or as few as it may begin with; None of a job without.
+
+    How many values the model has, which no job file says, changes its noise in the third digit at most.
+
+    Args:
+        job: The job file.
+        sites: Sites of its roster.
+        values: Values of its model; 1,024 where nobody knows.
+
+    Raises:
+        ConfigurationError: No noise gives what it promises, or it would promise nothing.
+    """
+    from privacy.secure_aggregation.rostersum import promise
+
+    if job.privacy.churn != "dp":
+        return None
+    n = sites or max(FEWEST_SITES, job.cohort.minimum_sites, len(job.cohort.sites))
+    asked = job.privacy.colluding_sites
+    c_max = default_c_max(n) if asked is None else asked
+    at = _thresholds(job, n, c_max, 0, Churn.DP, (tuple(range(n)),), group=False)
+    noise = _noise(job, DpCodec(padded(values or _TYPICAL)), n, at.m_min, c_max)
+    wanted = job.privacy.differential_privacy
+    return promise.SitePromise(
+        epsilon=wanted.epsilon if wanted else math.inf,
+        delta=noise.delta,
+        rounds=noise.rounds,
+        clip=noise.clip,
+        z=noise.z,
+        law=noise.mechanism,
+        sites=n,
+        colluding=max(1, c_max),
+        shares=at.m_min - max(1, c_max),
+    )
+
+
+_TYPICAL = 1 << 10
+"""Values of a model, where the model is not known."""
 
 
 def _fields(fields: tuple[SumField, ...]) -> FieldsCodec:

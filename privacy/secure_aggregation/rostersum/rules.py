@@ -107,6 +107,7 @@ class Rule(StrEnum):
     FLOOR_ROWS = "this site's rows_min"
     LEDGER = "the family's budget"
     PIN = "the family's cell"
+    SAMPLER = "noise that passes its test here"
     JOB_KNOWN = "a job is accepted once"
     ML_KEM = "ML-KEM-768 here"
     NOT_MEMBER = "this site stands in the roster"

@@ -216,6 +216,33 @@ def test_a_model_that_is_not_finite_is_refused(site: Site) -> None:
     assert "NaN or infinite" in failed(Worker().answer(site.train())).message
 
 
+NOISY = """
+[privacy]
+churn = "dp"
+[privacy.differential_privacy]
+level = "site"
+epsilon = 4.0
+delta = 0.001
+"""
+
+
+def test_with_noise_training_that_diverges_is_an_update_like_any_other(site: Site) -> None:
+    """Nothing fails because of records: as many values are written as ever, whatever they are. Else it is told."""
+    flat = site.write_model()
+    text = site.text.replace("[strategy]", "[training]\nlearning_rate = 3e38\nepochs = 99\n\n[strategy]")
+    text = text.replace('[privacy]\nsecure_aggregation = "plain"\n', NOISY)
+    answer = done(Worker().answer(site.train(subject=Subject(text, "patients", str(site.folder)))))
+    written = np.frombuffer(site.output.read_bytes(), "<f4")
+    assert (answer.length, written.size) == (flat.size, flat.size)
+    assert answer.report.loss is None
+    assert (
+        failed(
+            Worker().answer(site.train(subject=Subject(text.replace(NOISY, ""), "patients", str(site.folder))))
+        ).cause
+        == "data"
+    )
+
+
 def test_training_that_diverges_is_a_matter_of_data(site: Site) -> None:
     """The message names the remedy; nothing that is not finite is ever written."""
     site.write_model()

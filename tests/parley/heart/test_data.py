@@ -274,6 +274,20 @@ def test_the_job_is_summed_securely_unless_it_is_made_plain() -> None:
     assert plain.model_copy(update={"privacy": secure.privacy}) == secure
 
 
+def test_the_job_can_be_summed_without_one_hospital_at_either_price() -> None:
+    """Open, or with noise: a round counts with three of the four, and nothing else of the job changes."""
+    text = data.job_template()
+    usual, opened, noisy = parse(text), parse(data.opened(text)), parse(data.noisy(text, epsilon=8.0, delta=0.01))
+    assert (usual.privacy.churn, usual.cohort.needed) == ("cells", 4)
+    assert (opened.privacy.churn, opened.cohort.needed) == ("open", 3)
+    assert (noisy.privacy.churn, noisy.cohort.needed, noisy.privacy.clip) == ("dp", 3, 1.0)
+    table = noisy.privacy.differential_privacy
+    assert table is not None
+    assert (table.level, table.epsilon, table.delta) == ("site", 8.0, 0.01)
+    for other in (opened, noisy):
+        assert other.model_copy(update={"privacy": usual.privacy, "cohort": usual.cohort}) == usual
+
+
 def test_a_job_without_marks_or_a_negative_seed_is_refused() -> None:
     """Text is replaced only between the two marks, so a file that lacks one is refused."""
     marked = data.job_template()

@@ -10,8 +10,27 @@ from federation.errors import ConfigurationError
 from federation.messages import MembershipStatement, Role, StepKind, StepStart
 from federation.sums import SumField
 from privacy.secure_aggregation.rostersum import rules
-from privacy.secure_aggregation.rostersum.plans import args_of, index_of, plan_id, seats, task_digest, terms_of
-from privacy.secure_aggregation.rostersum.terms import Churn, Kind, Ring, Terms, TrainCodec
+from privacy.secure_aggregation.rostersum.plans import (
+    args_of,
+    foreseen,
+    index_of,
+    model_size,
+    plan_id,
+    seats,
+    task_digest,
+    terms_of,
+)
+from privacy.secure_aggregation.rostersum.promise import epsilon_of, promise_of
+from privacy.secure_aggregation.rostersum.terms import (
+    Churn,
+    DpCodec,
+    Kind,
+    Mechanism,
+    Ring,
+    Terms,
+    TrainCodec,
+    Unit,
+)
 
 JOB = """
 format = 1
@@ -45,9 +64,20 @@ def _roster(sites: int) -> tuple[MembershipStatement, ...]:
     )
 
 
+def _job(privacy: str, job: str = JOB) -> job_file.Job:
+    return job_file.parse(f"{job}[privacy]\n{privacy}\n")
+
+
 def _terms(privacy: str = "", sites: int = 4, job: str = JOB, statistics: tuple[SumField, ...] = STATISTICS) -> Terms:
-    text = f"{job}[privacy]\n{privacy}\n"
-    return terms_of(job_file.parse(text), bytes(16), _roster(sites), b"\xc0" * 32, 14, statistics, EVALUATION)
+    return terms_of(_job(privacy, job), bytes(16), _roster(sites), b"\xc0" * 32, 14, statistics, EVALUATION)
+
+
+NOISE = """churn = "dp"
+[privacy.differential_privacy]
+level = "site"
+epsilon = 4.0
+delta = 1e-4
+"""
 
 
 @pytest.mark.parametrize("churn", ["cells", "open"])
@@ -74,6 +104,64 @@ def test_open_churn_takes_the_jobs_quorum_and_rescues_only_where_one_opening_sta
     assert _terms('churn = "open"\nrescue = false', 10, text).plans[1].t == 0
     low = _terms('churn = "open"', 10).plans[1]
     assert (low.m_min, low.t) == (5, 0)
+
+
+@pytest.mark.parametrize("sites", [3, 4, 5, 10, 50, 100])
+def test_noise_makes_terms_that_sites_accept_and_keep_the_promise(sites: int) -> None:
+    """Updates alone have noise: no weight word, a padded vector, the least noise for the epsilon and all its rounds."""
+    terms = _terms(NOISE, sites)
+    assert {rule.rule for rule in rules.broken(terms)} <= {rules.Rule.WEAK_KEY}
+    statistics, train, evaluation = terms.plans
+    assert (statistics.churn, train.churn, evaluation.churn) == (Churn.CELLS, Churn.DP, Churn.CELLS)
+    assert (train.codec, train.words, train.ring) == (DpCodec(16), 16 + 4, Ring.WORD)
+    assert (statistics.dp, evaluation.dp) == (None, None)
+    noise = train.dp
+    assert noise is not None
+    assert (noise.unit, noise.mechanism, noise.clip, noise.delta) == (Unit.SITE, Mechanism.DDGAUSS, 10.0, 1e-4)
+    assert noise.rounds == 3 + 1, "three planned, and a tenth more for those that come to nothing"
+    assert 0 < epsilon_of(terms, train) <= 4
+    assert model_size(train) == 16
+    assert model_size(_terms(sites=sites).plans[1]) == 14
+    again = terms_of(_job(NOISE), bytes(16), _roster(sites), b"\xc0" * 32, model_size(train), STATISTICS, EVALUATION)
+    assert again == terms, "a site, which knows the padded size, finds the same terms"
+
+
+def test_noise_follows_the_job_file() -> None:
+    """Clip, spare rounds and quorum are the author's; a smaller quorum leaves fewer shares that count."""
+    text = JOB.replace("minimum_sites = 3", "minimum_sites = 10\nquorum = 8")
+    noise = NOISE + "spare_rounds = 5\n"
+    train = _terms(noise.replace('churn = "dp"', 'churn = "dp"\nclip = 2.0'), 10, text).plans[1]
+    assert train.dp is not None
+    assert (train.dp.clip, train.dp.rounds) == (2.0, 8)
+    assert (train.m_min, train.o_min, train.t) == (8, 5, 6)
+    assert _terms(NOISE, 10).plans[1].m_min == 5
+    assert _terms(NOISE + "spare_rounds = 0\n", 10).plans[1].dp != _terms(NOISE, 10).plans[1].dp
+
+
+def test_a_delta_that_lays_a_site_open_is_refused() -> None:
+    """One site in ten times as many as there are: what may happen at worst to each must not be expected of one."""
+    text = NOISE.replace("1e-4", "0.01")
+    assert _terms(text, 10).plans[1].dp is not None
+    with pytest.raises(
+        ConfigurationError,
+        match=r"delta = 0\.01 would allow that one of 11 sites is laid open.*to at most 1/\(10 \* 11\) = 0\.00909091",
+    ):
+        _terms(text, 11)
+
+
+def test_what_a_job_with_noise_comes_to_is_foreseen_among_as_few_sites_as_it_begins_with() -> None:
+    """Before anybody has joined, nearly as the terms then say; a job without noise promises nothing."""
+    found = foreseen(_job(NOISE))
+    assert found is not None
+    terms = _terms(NOISE, 3)
+    promised = promise_of(terms, terms.plans[1])
+    assert (found.sites, found.colluding, found.shares, found.rounds) == (3, 1, 2, 4)
+    assert (found.sites, found.shares, found.clip) == (promised.sites, promised.shares, promised.clip)
+    assert found.z == pytest.approx(promised.z, rel=0.01)
+    assert found.blur == pytest.approx(found.z * 10 / (3 * 2) ** 0.5)
+    four = foreseen(_job(f"colluding_sites = 2\n{NOISE}", JOB.replace("minimum_sites = 3", "minimum_sites = 4")))
+    assert four is not None
+    assert (four.colluding, four.shares, foreseen(_job(""))) == (2, 2, None)
 
 
 def test_cells_are_named_by_sites_and_an_unknown_one_is_refused() -> None:
