@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -440,14 +441,14 @@ class Study:
     def leftovers(self, job: str) -> list[str]:
         """Payloads, results and notes that a job that is over has left where they are needed no more."""
         kept: dict[str, set[str]] = {record.id: _named(record) for record in self.jobs()}
-        files = [path for path in (self.payloads / "jobs").rglob("*") if path.is_file()]
+        files = _files(self.payloads / "jobs")
         orphans = [path for path in files if path.name not in kept.get(path.parent.name, ())]
         for room in ("spool", "sealed"):
-            orphans += [path for path in (self.payloads / room).rglob("*") if path.is_file()]
+            orphans += _files(self.payloads / room)
         for name in SITES:
             site = self.founded.home(name).site.folder
             orphans += [*(site / "work").glob(f"{job}*"), *(site / "journal").glob(f"{job}*")]
-            orphans += [path for path in (site / "updates").rglob("*") if path.is_file()]
+            orphans += _files(site / "updates")
         return [str(path) for path in orphans]
 
 
@@ -519,3 +520,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files below `folder`, of which some, and whole folders, may vanish meanwhile."""
+    return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
