@@ -13,6 +13,9 @@ __all__ = ["Intake"]
 
 T = TypeVar("T")
 
+_SMALL = 64 * 1024
+"""Bytes that are hashed and written in less time than it takes to have a thread do it."""
+
 
 class Intake:
     """One upload, of which at most one chunk is being added at a time; to hash it takes as long as to move it.
@@ -36,18 +39,17 @@ class Intake:
         Raises:
             RemoteProtocolError, StorageError: As `Incoming.append`.
         """
-        await self._beside(lambda: self._incoming.append(chunk))
+        if len(chunk) <= _SMALL:
+            self._in_turn(lambda: self._incoming.append(chunk))
+        else:
+            await self._beside(lambda: self._incoming.append(chunk))
 
-    async def finish(self) -> Path:
-        """Makes the payload durable under its name and returns its path.
+    def finish(self) -> Path:
+        """Gives the payload its name, as `Incoming.finish` does, and returns its path; no other call comes between.
 
         Raises:
             RemoteProtocolError, StorageError: As `Incoming.finish`.
         """
-        return await self._beside(self._incoming.finish)
-
-    def finish_at_once(self) -> Path:
-        """As `finish`, and nothing else happens in the event loop meanwhile."""
         return self._in_turn(self._incoming.finish)
 
     def pause(self) -> None:

@@ -265,10 +265,7 @@ class _Service:
                         moved(len(chunk.content))
                         await incoming.append(chunk.content)
                         del request, chunk  # however long the next one takes to come
-                    if member.role is Role.SITE:
-                        await incoming.finish()
-                    else:
-                        incoming.finish_at_once()  # two operators may send one model: no other call comes between
+                    incoming.finish()
                     self._conductor.stored(member.name, opened)
                     yield codec.encode_upload_reply(UploadStored())
                 finally:

@@ -25,6 +25,7 @@ from simulations.scale_attend import Attending
 from simulations.scale_bars import Benchmark, Measured, Tell
 from simulations.scale_sites import Cohorts
 from simulations.scale_vector import Vector
+from simulations.unmeasured import unmeasured
 
 __all__ = ["main", "table"]
 
@@ -39,12 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screen = Console(stderr=True)
     try:
         found = {name: _measured(name, benchmark, screen) for name, benchmark in _benchmarks(asked).items()}
-    except KeyboardInterrupt:
-        screen.print("interrupted; all processes have ended")
-        return 130
-    except ParleyError as refused:
-        screen.print(f"refused: {refused}", markup=False, soft_wrap=True)
-        return 2 if isinstance(refused, ConfigurationError) else 1
+    except (KeyboardInterrupt, ParleyError) as ended:
+        return unmeasured(ended, processes=True)
     if asked.json:
         print(json.dumps({name: _plain(each) for name, each in found.items()}, indent=2))
     Console(stderr=asked.json, soft_wrap=True).print(table(found))

@@ -252,7 +252,7 @@ def _sight(job: Job) -> str:
         case "rostersum":
             coordinator = (
                 f"The coordinator sees sums over many sites (RosterSum) and no site's own update, statistics or "
-                f"evaluation. {_churn(job.privacy)}"
+                f"evaluation. {_churn(job.privacy)}{_rows_asked(job.privacy)}"
             )
         case never:
             assert_never(never)
@@ -288,6 +288,18 @@ def _churn(privacy: Privacy) -> str:
         case never:
             assert_never(never)
     return f"{missing} {holds}"
+
+
+def _rows_asked(privacy: Privacy) -> str:
+    """What each site's policy must say for a job that asks for many rows; nothing of one that any site answers."""
+    weighed = privacy.weighting == "records" or (privacy.weighting is None and privacy.churn == "cells")
+    asked = max(privacy.rows_minimum, privacy.weights[0] if weighed else 0)
+    if asked <= Privacy.model_fields["rows_minimum"].default:
+        return ""
+    return (
+        f" It asks for {asked} rows at each site: a site refuses it unless its policy has rows_asked_most = {asked} or "
+        "more (under secure_aggregation), for whether it takes part tells whether it has as many."
+    )
 
 
 def _guarantee(job: Job) -> str:

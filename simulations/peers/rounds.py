@@ -23,6 +23,7 @@ from federation.errors import ConfigurationError, ParleyError, WhoActs
 from simulations.peers import flower_side, parley_side
 from simulations.peers.measure import Figures
 from simulations.peers.trial import Size, Trial, progress
+from simulations.unmeasured import unmeasured
 
 __all__ = ["main", "table"]
 
@@ -48,12 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sides = [asked.only] if asked.only else ["parley", "flower"]
         sides[1:1] = [_SECURE] if asked.secure else []
         result = _measured(sizes, sides, asked.rounds, asked.sites)
-    except KeyboardInterrupt:
-        progress("interrupted; all processes have ended")
-        return 130
-    except ParleyError as refused:
-        progress(f"refused: {refused}")
-        return 2 if isinstance(refused, ConfigurationError) else 1
+    except (KeyboardInterrupt, ParleyError) as ended:
+        return unmeasured(ended, processes=True)
     if asked.json:
         plain = {size: {side: _plain(each) for side, each in sides.items()} for size, sides in result.items()}
         print(json.dumps(plain, indent=2))

@@ -37,6 +37,7 @@ from simulations.peers import (
 from simulations.peers.secure_aggregation_costs import Cost, Updates
 from simulations.peers.secure_aggregation_masks import MaskCost
 from simulations.peers.trial import progress
+from simulations.unmeasured import unmeasured
 
 __all__ = ["Rounds", "main", "mask_table", "round_table", "setup_table"]
 
@@ -74,12 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flower_side.require()
         masks = _masks(sizes) if "masks" in parts else {}
         rounds = _rounds(updates, asked) if "rounds" in parts else {}
-    except KeyboardInterrupt:
-        progress("interrupted")
-        return 130
-    except ParleyError as refused:
-        progress(f"refused: {refused}")
-        return 2 if isinstance(refused, ConfigurationError) else 1
+    except (KeyboardInterrupt, ParleyError) as ended:
+        return unmeasured(ended)
     if asked.json:
         print(json.dumps(_plain(masks, rounds, asked.parameters), indent=2))
     screen = Console(stderr=asked.json, soft_wrap=True)

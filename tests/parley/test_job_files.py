@@ -333,3 +333,29 @@ def test_check_tells_who_may_be_missing_from_a_sum_and_its_price(file: Path, pri
     told = one_line(run("check", file).stdout)
     assert words in told
     assert "no site's own update" in told
+
+
+@pytest.mark.parametrize(
+    ("privacy", "asked"),
+    [
+        ("rows_minimum = 25", 25),
+        ("rows_minimum = 25\nweights = [30, 40_960]", 30),
+        ('rows_minimum = 25\nweights = [30, 40_960]\nweighting = "uniform"', 25),
+        ('churn = "open"\nweights = [30, 40_960]\nrows_minimum = 11', 11),
+    ],
+)
+def test_check_tells_what_a_site_s_policy_needs_to_answer_a_number_of_rows(
+    file: Path, privacy: str, asked: int
+) -> None:
+    """The larger of the rows asked for and, where records weigh, the least weight: with both a site is compared."""
+    file.write_text(f"{file.read_text()}{privacy}\n")
+    told = one_line(run("check", file).stdout)
+    assert (
+        f"It asks for {asked} rows at each site: a site refuses it unless its policy has rows_asked_most = {asked}"
+        in told
+    )
+
+
+def test_check_says_nothing_of_rows_that_every_site_answers(file: Path) -> None:
+    """Ten rows, and weights from ten on, are what a policy allows that says nothing of them."""
+    assert "rows_asked_most" not in run("check", file).stdout
