@@ -8,11 +8,11 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
 from client import policy, probe, proxy
+from client.checks import Check, Level, failed
 from client.connection import Connection, Line
 from client.data import readers
 from client.data.registry import DataSets
@@ -20,9 +20,10 @@ from client.probe import Stage, Walk
 from client.session_events import SiteIdentity
 from client.training import protocol
 from client.training.trainer import Trainer
+from federation import audit
 from federation.errors import IdentityError, ParleyError, StorageError, UnreachableError, WhoActs
 from federation.greeting import Greeting
-from federation.messages import PROTOCOL
+from federation.messages import PROTOCOL, Role
 from privacy import identity
 from privacy.identity import MemberKeys
 
@@ -38,6 +39,7 @@ __all__ = [
     "data",
     "disk",
     "failed",
+    "log",
     "look_at_data",
     "look_at_disk",
     "look_at_trainer",
@@ -58,30 +60,6 @@ _LITTLE, _TOO_LITTLE = 5 * 2**30, 256 * 2**20
 """Bytes of free disk below which a large model, or any model at all, may not find room."""
 _ANSWER_SECONDS = 10.0
 _TRAINER_SECONDS = 120.0
-
-
-class Level(Enum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "FAIL"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at: what was found (the cause, when it is not well), what helps, and who can do it."""
-
-    name: str
-    level: Level
-    found: str
-    fix: str = ""
-    who: WhoActs | None = None
-
-
-def failed(name: str, error: ParleyError) -> Check:
-    """A check that came out as an error."""
-    return Check(name, Level.FAIL, error.problem, error.fix, error.who)
 
 
 # ------------------------------------------------------------------------------------------------------ who it is
@@ -390,9 +368,27 @@ async def member(me: SiteIdentity, line: Line, keys: MemberKeys, folder: Path, n
     return (*here, *there, *(check for check in told if check is not None))
 
 
-async def site(folder: Path, *, deep: bool) -> tuple[Check, ...]:
-    """What a site has besides being a member: its policy, its data and, when `deep`, its trainer."""
+async def log(folder: Path, name: audit.LogName, *, ran: bool) -> tuple[Check, ...]:
+    """A member's audit log and its evidence; `ran`: whether the member must have one."""
+    from client import durable_checks  # and with it secure aggregation, which other commands need not load
+
+    found = await asyncio.to_thread(durable_checks.look_at_log, folder / audit.FILE)
+    noted = durable_checks.evidence(found)
+    return (durable_checks.log(found, name, ran=ran), *(() if noted is None else (noted,)))
+
+
+async def site(name: str, folder: Path, *, deep: bool) -> tuple[Check, ...]:
+    """What the site of this name has besides being a member: its policy, what it keeps, its data.
+
+    When `deep`, its trainer too.
+    """
+    from client import durable_checks
+
     checks = [rules(folder / "policy.toml")]
+    vault = await asyncio.to_thread(durable_checks.look_at_vault, folder)
+    ran = vault.changes is not None or vault.trouble is not None
+    checks.extend(durable_checks.vault(vault))
+    checks.extend(await log(folder, audit.LogName(name, Role.SITE.value), ran=ran))
     try:
         checks.extend(data(await asyncio.to_thread(look_at_data, folder, deep=deep)))
     except StorageError as broken:

@@ -5,6 +5,7 @@ import platform
 from importlib import metadata
 
 from coordinator.records import JobRecord, StepRecord
+from federation import disclosure
 from federation.blobs import BlobRef, BlobStore
 from federation.errors import LocalProtocolError
 from federation.job import Job, digest
@@ -86,4 +87,5 @@ def _guarantee(job: Job, sites: int, model: BlobRef, blobs: BlobStore) -> str:
 
 
 def _plain(metrics: tuple[Metric, ...]) -> dict[str, float]:
-    return {metric.name: metric.value for metric in metrics}
+    """Metrics as the card shows them to whoever has the model."""
+    return {metric.name: metric.value for metric in disclosure.shown(metrics)}

@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.records import JobRecord, JobSite, ModelRecord, Outcome, Share, SitePresence, StepRecord
 from coordinator.store import StoreReader
 from dashboard import words
-from federation import plugins
+from federation import disclosure, plugins
 from federation.errors import ConfigurationError
 from federation.job import Job, parse
 from federation.messages import JobState, StepKind
@@ -79,6 +79,7 @@ class JobPage:
     """All that the page on a job shows. `maximum` is None where the job file cannot be read by this release.
 
     `silent` is the seconds for which the coordinator has told nothing of a job that is not over, 0 while it tells.
+    `withheld` is why metrics of the last evaluation are not shown, empty where they are.
     """
 
     id: str
@@ -97,6 +98,7 @@ class JobPage:
     silent: float
     text: str
     model: ModelRecord | None
+    withheld: str
 
     @property
     def attending(self) -> int:
@@ -140,8 +142,13 @@ def page(store: StoreReader, job: str, now: float) -> JobPage | None:
         bytes=sum(row.bytes for row in rounds),
         silent=silent,
         text=record.text,
-        model=store.model(job),
+        model=_shown(store.model(job)),
+        withheld=disclosure.withheld(next((step.metrics for step in reversed(steps) if step.metrics), ())),
     )
+
+
+def _shown(model: ModelRecord | None) -> ModelRecord | None:
+    return None if model is None else replace(model, metrics=disclosure.shown(model.metrics))
 
 
 def _description(record: JobRecord) -> Job | None:
@@ -168,7 +175,7 @@ def _round(number: int, steps: list[StepRecord]) -> RoundRow:
     evaluations = [step.metrics for step in steps if step.kind is StepKind.EVALUATE]
     return RoundRow(
         number=number,
-        metrics={metric.name: metric.value for metric in (evaluations[-1] if evaluations else ())},
+        metrics={metric.name: metric.value for metric in disclosure.shown(evaluations[-1] if evaluations else ())},
         seconds=sum(step.ended - step.started for step in steps),
         work=dict(sorted(work.items())),
         bytes=sum(share.bytes for share in _shares(steps)),

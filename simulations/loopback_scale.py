@@ -36,6 +36,7 @@ from privacy.secure_aggregation.rostersum.terms import GUARD_WORDS, Churn
 from simulations.loopback import Loopback, Outcome, as_contributed
 from simulations.loopback_job import PLAN, LoopbackJob, encoded
 from simulations.scale_bars import Bar, Tell
+from simulations.unmeasured import unmeasured
 
 __all__ = ["LoopbackCost", "main", "measure", "table"]
 
@@ -104,12 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = _job(asked)
         with _progress(screen) as tell:
             cost = measure(job, asked.rounds, tell)
-    except KeyboardInterrupt:
-        screen.print("interrupted")
-        return 130
-    except ParleyError as refused:
-        screen.print(f"refused: {refused}", markup=False, soft_wrap=True)
-        return 2 if isinstance(refused, ConfigurationError) else 1
+    except (KeyboardInterrupt, ParleyError) as ended:
+        return unmeasured(ended)
     if asked.json:
         print(json.dumps(cost.plain, indent=2))
     Console(stderr=asked.json, soft_wrap=True).print(table(cost))

@@ -134,7 +134,8 @@ def rounds(page: queries.JobPage) -> None:
             figure = charts.metrics(page.rounds, page.headlines, page.best_round)
             st.plotly_chart(figure, config={"displayModeBar": False}, key="metrics")
         else:
-            st.caption("No round has been evaluated yet.")
+            withheld = f"Metrics are {page.withheld}." if page.withheld else ""
+            st.caption(withheld or "No round has been evaluated yet.")
     with time_spent:
         st.subheader("Seconds of work per round", anchor=False)
         if page.round:
@@ -147,7 +148,8 @@ def details(page: queries.JobPage) -> None:
     """The final model and the job file."""
     if page.model is not None:
         st.subheader("Final model", anchor=False)
-        measured = ", ".join(f"{words.plain(each.name)} {words.number(each.value)}" for each in page.model.metrics)
+        told = [f"{words.plain(each.name)} {words.number(each.value)}" for each in page.model.metrics]
+        measured = ", ".join([*told, *filter(None, [page.withheld])])
         digest = page.model.payload.hex[:12]
         st.markdown(f"Round {page.model.round} · {measured} · {words.bytes_(page.model.payload.length)} · `{digest}`")
         st.code(f"parley model get {page.id}", language="shell")

@@ -30,6 +30,7 @@ from federation.messages import (
     SubmitJob,
 )
 from federation.vector import to_safetensors
+from parley import measured
 from parley.commands import job_files
 from parley.dialling import ask, line
 from parley.homes import MemberHome
@@ -77,12 +78,12 @@ def list_jobs(home_: HomeOption = None, as_json: JsonOption = False) -> None:
     if not isinstance(reply, Jobs):
         raise _unexpected(reply)
     if as_json:
-        emit(reply.jobs)
+        emit(tuple(map(measured.disclosed, reply.jobs)))
         return
     table = Table("job", "state", "round", "best metrics", "submitted (UTC)")
     for view in reply.jobs:
         table.add_row(
-            view.id, _state(view), f"{view.round}/{view.rounds}", _metrics(_best(view)), moment(view.submitted)
+            view.id, _state(view), f"{view.round}/{view.rounds}", measured.words(_best(view)), moment(view.submitted)
         )
     console.print(table if reply.jobs else "There are no jobs yet. Next:  parley job new FILE")
 
@@ -92,7 +93,7 @@ def show(job: JobArgument, home_: HomeOption = None, as_json: JsonOption = False
     """Shows one job: its state, its sites, and what holds it back."""
     view = _view(home(home_).operator, job)
     if as_json:
-        emit(view)
+        emit(measured.disclosed(view))
     else:
         console.print(drawn(view))
 
@@ -163,7 +164,7 @@ def watched(operator: MemberHome, job: str) -> JobView:
 def _watch(operator: MemberHome, job: str, *, as_json: bool) -> None:
     if as_json:
         view = watched(operator, job)
-        emit(view)
+        emit(measured.disclosed(view))
     else:
         view = run(_live(operator, job))
     if view.state is not JobState.FINISHED:
@@ -222,10 +223,10 @@ def drawn(view: JobView) -> Group:
         parts.append(Text(view.reason, style="yellow" if not view.state.over else ""))
     if view.history:
         parts.append(
-            Text(f"round {view.history[-1].number}: {_metrics(view.history[-1].metrics) or 'being evaluated'}")
+            Text(f"round {view.history[-1].number}: {measured.words(view.history[-1].metrics) or 'being evaluated'}")
         )
     if view.best_round:
-        parts.append(Text(f"best so far: round {view.best_round}: {_metrics(_best(view))}"))
+        parts.append(Text(f"best so far: round {view.best_round}: {measured.words(_best(view))}"))
     table = Table("site", "state", "last seen", "seconds", "bytes", "what holds it back")
     for site in view.sites:
         table.add_row(*map(Text, _row(site)), style="yellow" if site.trouble else "")  # as Text: sites write no markup
@@ -249,10 +250,6 @@ def _bytes(count: int) -> str:
 
 def _best(view: JobView) -> tuple[Metric, ...]:
     return next((each.metrics for each in view.history if each.number == view.best_round), ())
-
-
-def _metrics(metrics: tuple[Metric, ...]) -> str:
-    return "  ".join(f"{each.name} {each.value:.4g}" for each in metrics)
 
 
 def _state(view: JobView) -> Text:

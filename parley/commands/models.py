@@ -11,8 +11,10 @@ from rich.table import Table
 
 from client.connection import Connection
 from federation.blobs import BlobStore
+from federation.disclosure import shown
 from federation.errors import ConfigurationError, LocalProtocolError, StorageError, WhoActs
 from federation.messages import ListModels, Models, ModelView, OperatorReply, ShowModel
+from parley import measured
 from parley.dialling import ask, line
 from parley.homes import MemberHome
 from parley.terminal import HomeOption, JsonOption, console, emit, home, moment, run
@@ -35,7 +37,7 @@ def list_models(home_: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     table = Table("job", "digest", "round", "metrics", "created (UTC)")
     for each in reply.models:
-        metrics = "  ".join(f"{metric.name} {metric.value:.4g}" for metric in each.metrics)
+        metrics = measured.words(each.metrics)
         table.add_row(each.job, each.payload.hex[:12], str(each.round), metrics, moment(each.created))
     console.print(table if reply.models else "No job has finished yet. Next:  parley job list")
 
@@ -43,7 +45,8 @@ def list_models(home_: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def show(model: ModelArgument, home_: HomeOption = None, as_json: JsonOption = False) -> None:
     """Shows a model's card: what it is, where it came from, how good it is, what was promised about privacy."""
-    card = json.loads(_shown(home(home_).operator, model).card)
+    view = _shown(home(home_).operator, model)
+    card = json.loads(view.card)
     if as_json:
         emit(card)
         return
@@ -51,7 +54,7 @@ def show(model: ModelArgument, home_: HomeOption = None, as_json: JsonOption = F
         f"[bold]{card['job_id']}[/]  {card['model']} by {card['strategy']}, round {card['round']} of {card['rounds']}"
     )
     console.print(f"digest {card['model_digest']}", highlight=False)
-    console.print("metrics  " + "  ".join(f"{name} {value:.4g}" for name, value in card["metrics"].items()))
+    console.print(f"metrics  {measured.words(view.metrics)}")
     console.print("sites    " + ", ".join(f"{site['name']} ({site['organisation']})" for site in card["sites"]))
     console.print("columns  " + ", ".join(column["name"] for column in card["contract"]["columns"]), markup=False)
     console.print(f"privacy  {card['privacy']['statement']}", markup=False)
@@ -149,7 +152,7 @@ def _summary(view: ModelView) -> dict[str, object]:
         "digest": view.payload.hex,
         "bytes": view.payload.length,
         "round": view.round,
-        "metrics": {metric.name: metric.value for metric in view.metrics},
+        "metrics": {metric.name: metric.value for metric in shown(view.metrics)},
         "created": view.created,
     }
 

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from client.training.private import Example, PrivateSteps, Terms, choose, per_record
 from federation.errors import ConfigurationError, ParleyError, WhoActs
 from simulations.peers.trial import progress
+from simulations.unmeasured import unmeasured
 from tasks.task import Loss
 
 if TYPE_CHECKING:
@@ -212,12 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         result = _all(asked.models.split(","), asked.turns)
-    except KeyboardInterrupt:
-        progress("interrupted")
-        return 130
-    except ParleyError as refused:
-        progress(f"refused: {refused}")
-        return 2 if isinstance(refused, ConfigurationError) else 1
+    except (KeyboardInterrupt, ParleyError) as ended:
+        return unmeasured(ended)
     finally:
         torch.set_num_threads(threads)
     if asked.json:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from client import doctor
+from client.checks import Check, Level
 from client.data.registry import DataSet, DataSets
-from client.doctor import Answer, Check, Disk, Level
+from client.doctor import Answer, Disk
 from client.policy import EXAMPLE
 from client.probe import Stage, Walk
 from client.proxy import Proxy
@@ -348,7 +349,12 @@ def test_a_coordinator_that_does_not_answer_is_told(
 def test_a_site_is_looked_at_as_a_whole(tmp_path: Path) -> None:
     """Policy and data; the list of data sets may itself be damaged."""
     (tmp_path / "policy.toml").write_text(EXAMPLE)
-    assert [check.name for check in asyncio.run(doctor.site(tmp_path, deep=False))] == ["policy", "data"]
+    assert [check.name for check in asyncio.run(doctor.site("a", tmp_path, deep=False))] == [
+        "policy",
+        "vault",
+        "audit log",
+        "data",
+    ]
     (tmp_path / "datasets.json").write_text("{")
-    damaged = asyncio.run(doctor.site(tmp_path, deep=False))[-1]
+    damaged = asyncio.run(doctor.site("a", tmp_path, deep=False))[-1]
     _holds(damaged, "data", Level.FAIL, "is not a list of data sets", "register the data sets anew")

@@ -77,6 +77,18 @@ def test_a_card_tells_what_the_model_is_and_where_it_came_from(
     assert registry.card(record, parse(record.text), step, BlobStore(tmp_path)) == text
 
 
+def test_a_card_shows_no_rate_over_few_rows(last: tuple[JobRecord, StepRecord], tmp_path: Path) -> None:
+    """Neither the model's nor a round's; of fewer than five rows not even their number."""
+    record, step = last
+    few = (Metric("accuracy", 0.8), Metric("n", 19.0))
+    final = replace(step.final, metrics=few)
+    record = replace(record, metrics=((1, few),))
+    step = replace(step, final=final, metrics=(Metric("accuracy", 0.75), Metric("n", 4.0)))
+    card = json.loads(registry.card(record, parse(record.text), step, BlobStore(tmp_path)))
+    assert card["metrics"] == {"n": 19.0}
+    assert card["history"] == [{"round": 1, "n": 19.0}, {"round": 2}]
+
+
 def test_a_card_does_not_promise_more_privacy_than_there_was(
     last: tuple[JobRecord, StepRecord], tmp_path: Path
 ) -> None:

@@ -323,6 +323,18 @@ def test_a_coordinator_restarted_in_mid_round_goes_on(
     asyncio.run(story())
 
 
+def _full(*_: object, **__: object) -> None:
+    raise StorageError("the disk is full", fix="make room")
+
+
+async def _held_back(hub: Running, operator: Person, text: str) -> str:
+    """Submits a job, and returns it once its view says that the disk holds it back."""
+    job = await hub.submit(operator, text)
+    conducted = hub.coordinator.conductor.job(job)
+    await until(lambda: "the disk is full (make room)" in conducted.run.view(0.0).reason)
+    return job
+
+
 def test_a_coordinator_restarted_while_it_sums_makes_the_sum_of_what_lies_here(
     running: Serving,
     sealed: Sites,
@@ -334,16 +346,11 @@ def test_a_coordinator_restarted_while_it_sums_makes_the_sum_of_what_lies_here(
     a, b, c = (sealed(name) for name in "abc")
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.01)
 
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("the disk is full", fix="make room")
-
     async def story() -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(secure_sums, "perform", full)
+            broken.setattr(secure_sums, "perform", _full)
             async with running() as hub, hub.attending(a, b, c):
-                job = await hub.submit(operator, sealed_text())
-                conducted = hub.coordinator.conductor.job(job)
-                await until(lambda: "the disk is full (make room)" in conducted.run.view(0.0).reason)
+                job = await _held_back(hub, operator, sealed_text())
         async with running() as hub, hub.attending(a, b, c):
             await _ended(a, JobState.FINISHED)
             assert _steps(hub, job) == _whole("a", "b", "c")
@@ -370,16 +377,11 @@ def test_a_vector_that_a_power_cut_damaged_burns_its_round_and_the_job_goes_on(
     a, b, c = (sealed(name) for name in "abc")
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.01)
 
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("the disk is full", fix="make room")
-
     async def story() -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(secure_sums, "perform", full)
+            broken.setattr(secure_sums, "perform", _full)
             async with running() as hub, hub.attending(a, b, c):
-                job = await hub.submit(operator, sealed_text())
-                conducted = hub.coordinator.conductor.job(job)
-                await until(lambda: "the disk is full (make room)" in conducted.run.view(0.0).reason)
+                job = await _held_back(hub, operator, sealed_text())
         (vector,) = hub.folder.glob(f"sealed/{job}/*/b/*")
         damage(vector)
         async with running() as hub, hub.attending(a, b, c):

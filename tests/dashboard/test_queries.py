@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.records import JobSite, Outcome, Share, SitePresence
+from coordinator.records import JobSite, ModelRecord, Outcome, Share, SitePresence
 from coordinator.store import Store, StoreReader
 from dashboard import queries
 from dashboard.queries import Headline, JobPage, SiteRow
+from federation.blobs import BlobRef
 from federation.findings import Finding
-from federation.messages import JobState, StepKind
+from federation.messages import JobState, Metric, StepKind
 
 START = 1_000_000.0
 NOW = START + 100
@@ -206,3 +207,30 @@ def test_a_silent_coordinator_is_told_instead_of_its_last_words(reader: StoreRea
     assert page_of(reader, now=NOW + 59).silent == 0.0
     page = page_of(reader, now=NOW + 61)
     assert (page.silent, page.attending, page.held_by) == (61.0, 0, ())
+
+
+def test_no_rate_over_few_rows_reaches_a_page(reader: StoreReader, play: Any) -> None:
+    """It is said why; from twenty rows on there is nothing to say."""
+    play.begin()
+    play.step(StepKind.TRAIN, 1)
+    play.step(StepKind.EVALUATE, 1, {"accuracy": 0.8, "n": 19.0})
+    page = page_of(reader)
+    assert (page.headlines, [dict(row.metrics) for row in page.rounds]) == ((), [{"n": 19.0}])
+    assert page.withheld == "over fewer than 20 rows: not shown"
+    play.step(StepKind.TRAIN, 2)
+    assert page_of(reader).withheld == page.withheld
+    play.step(StepKind.EVALUATE, 2, {"accuracy": 0.9, "n": 20.0})
+    page = page_of(reader)
+    assert ([each.name for each in page.headlines], page.withheld) == (["accuracy"], "")
+
+
+def test_a_final_model_is_shown_without_rates_over_few_rows(reader: StoreReader, play: Any) -> None:
+    """Whatever the store holds of it."""
+    play.begin()
+    play.step(StepKind.TRAIN, 1)
+    metrics = (Metric("accuracy", 0.8), Metric("n", 4.0))
+    final = ModelRecord(play.job, "heart", BlobRef(b"\xab" * 32, 5120), 1, START + 60, metrics, "{}")
+    play.step(StepKind.EVALUATE, 1, {"accuracy": 0.8, "n": 4.0}, final=final)
+    page = page_of(reader)
+    assert page.model is not None
+    assert (page.model.metrics, page.withheld) == ((), "over fewer than 20 rows: not shown")

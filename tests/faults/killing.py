@@ -17,6 +17,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
@@ -211,7 +212,7 @@ def main(arguments: list[str]) -> None:
         LightWork.pause, LightWork.keep = given.light, given.keep
         client.agent.Trainer = LightWork  # type: ignore[assignment,misc] - stands in its place
     for point, count in given.stop_at:
-        Point.parse(point, int(count)).arm(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        Point.parse(point, int(count)).arm(stand_still)
     if given.patience is not None:
         conduct.Patience = partial(Patience, again=given.patience, upload=given.patience)  # type: ignore[assignment,misc] - stands in its place
     if given.record is not None:
@@ -221,6 +222,15 @@ def main(arguments: list[str]) -> None:
         Point.parse(given.point, given.count).arm(strike)
     sys.argv = ["parley", *given.command]
     parley_main()
+
+
+def stand_still() -> None:
+    """Stops this process here, until it is told to go on.
+
+    The signal is this thread's. One for the whole process may go to another thread: this one would run on meanwhile,
+    and a second stop, sent before the first took place, would be one with it.
+    """
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _die() -> None:

@@ -9,8 +9,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import dashboard
-from coordinator.records import SitePresence
+from coordinator.records import ModelRecord, SitePresence
 from dashboard.reading import VARIABLE
+from federation.blobs import BlobRef
+from federation.messages import Metric, StepKind
 
 APP = Path(dashboard.__file__).with_name("app.py")
 
@@ -139,3 +141,19 @@ def test_a_dashboard_without_a_store_is_told(app: AppTest, monkeypatch: pytest.M
     assert not drawn.exception
     assert "no store is named" in drawn.error[0].value
     assert any("parley dashboard" in text for text in texts(drawn))
+
+
+def test_metrics_over_few_rows_give_way_to_words(app: AppTest, play: Any) -> None:
+    """No number, no chart, and why; not that nothing was evaluated."""
+    play.begin()
+    play.step(StepKind.TRAIN, 1)
+    metrics = (Metric("accuracy", 0.8), Metric("n", 12.0))
+    final = ModelRecord(play.job, "heart", BlobRef(b"\xab" * 32, 5120), 1, play.start + 60, metrics, "{}")
+    play.step(StepKind.EVALUATE, 1, {"accuracy": 0.8, "n": 12.0}, final=final)
+    drawn = app.run()
+    assert not drawn.exception
+    assert "Accuracy" not in {metric.label for metric in drawn.metric}
+    assert "Metrics are over fewer than 20 rows: not shown." in {each.value for each in drawn.caption}
+    (model,) = (text for text in texts(drawn) if text.startswith("Round 1"))
+    assert " · n 12.000, over fewer than 20 rows: not shown · " in model
+    assert len(drawn.get("plotly_chart")) == 1

@@ -1,25 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
+from client.checks import Check, Level
 from client.data.registry import DataSet, DataSets
-from client.doctor import Check, Level
 from client.policy import EXAMPLE
-from client.probe import Stage, Walk
-from client.session_events import SiteIdentity
-from coordinator.store import Store, url_in
 from federation.messages import Credential, Role
 from parley.commands import doctor
-from parley.commands.doctor import Port
 from parley.homes import Connection, Home, MemberHome
 from tests.consortium import free_port
 
@@ -27,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    import pytest
 
     from tests.consortium import Consortium, Running
 
@@ -86,6 +81,8 @@ def test_machines_read_json_and_people_a_table(tmp_path: Path, consortium: Conso
         "name": "ok",
         "port": "FAIL",
         "policy": "FAIL",
+        "vault": "ok",
+        "audit log": "ok",
         "data": "FAIL",
     }
     code, said = _run("--home", tmp_path)
@@ -125,13 +122,6 @@ def test_a_site_in_good_health_ends_with_0(running: Serving, consortium: Consort
     assert {"membership", "release", "clock", "policy", "data heart"} <= {check.name for _, check in found}
 
 
-# --------------------------------------------------------------------------------------------------------- coordinator
-
-
-def _me(consortium: Consortium) -> SiteIdentity:
-    return SiteIdentity(consortium.hub.statement, consortium.root.public, consortium.nobody)
-
-
 def test_a_coordinator_that_does_not_run_is_a_warning(tmp_path: Path, consortium: Consortium) -> None:
     """Its port is free, and there is no store yet."""
     _enrolled(Home(tmp_path).coordinator, consortium, "hub", f"127.0.0.1:{free_port()}")
@@ -141,90 +131,3 @@ def test_a_coordinator_that_does_not_run_is_a_warning(tmp_path: Path, consortium
     assert (checks["port"]["level"], checks["store"]["level"]) == ("warn", "warn")
     assert "parley coordinator serve" in checks["port"]["fix"]
     assert "the first `serve` makes it" in checks["store"]["fix"]
-
-
-def test_a_port_that_this_coordinator_serves_is_well(running: Serving, consortium: Consortium) -> None:
-    """It shows this coordinator's own certificate; another coordinator's would fail."""
-
-    async def story() -> None:
-        async with running() as hub:
-            found = await asyncio.to_thread(doctor._look_at_port, f"0.0.0.0:{hub.port}", "hub.heart-study.parley")
-            check = doctor.port(found, _me(consortium))
-            assert (check.name, check.level) == ("port", Level.OK)
-            assert "is served by this coordinator" in check.found
-            other = replace(_me(consortium), statement=consortium.member("hub", Role.COORDINATOR).statement)
-            check = doctor.port(found, other)
-            assert check.level is Level.FAIL
-            assert "another program has" in check.found
-
-    asyncio.run(story())
-
-
-def test_a_port_that_another_program_has_is_told(consortium: Consortium) -> None:
-    """With how to find out which."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        walked = Walk(address, None, Stage.TLS, "no answer within 5 s")
-        check = doctor.port(Port(address, errno.EADDRINUSE, walked), _me(consortium))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(doctor.probe, "walk", lambda *_: walked)
-            assert doctor._look_at_port(address, "hub") == Port(address, errno.EADDRINUSE, walked)
-    assert check.level is Level.FAIL
-    assert check.found == f"another program, or a coordinator that hangs, has {address}: no answer within 5 s"
-    assert "ss -ltnp" in check.fix
-
-
-@pytest.mark.parametrize(
-    ("refused", "found", "fix"),
-    [
-        (errno.EACCES, "this user may not listen on 0.0.0.0:443", "a port above 1023"),
-        (errno.EADDRNOTAVAIL, "cannot be listened on: Cannot assign requested address", "an address of this machine"),
-    ],
-)
-def test_a_port_that_cannot_be_listened_on_is_told(consortium: Consortium, refused: int, found: str, fix: str) -> None:
-    """A privileged port, or an address that this machine does not have."""
-    check = doctor.port(Port("0.0.0.0:443", refused), _me(consortium))
-    assert check.level is Level.FAIL
-    assert found in check.found
-    assert fix in check.fix
-
-
-def test_an_address_of_another_machine_is_not_listened_on() -> None:
-    """The system refuses it, whatever the port."""
-    assert doctor._look_at_port("192.0.2.1:9", "hub").refused == errno.EADDRNOTAVAIL
-
-
-def test_the_store_is_opened_and_left_as_it_is(tmp_path: Path) -> None:
-    """Missing, good, and damaged."""
-    url = url_in(tmp_path)
-    assert doctor.store(url).level is Level.WARN
-    assert list(tmp_path.iterdir()) == []
-    with Store(url):
-        pass
-    good = doctor.store(url)
-    assert (good.level, good.found) == (Level.OK, "opens, and is of this release; 0 jobs")
-    (tmp_path / "parley.db").write_bytes(b"not a database, but long enough to look like one" * 100)
-    for leftover in tmp_path.glob("parley.db-*"):
-        leftover.unlink()
-    damaged = doctor.store(url)
-    assert damaged.level is Level.FAIL
-    assert "is not a SQLite database" in damaged.found
-    assert "restore it from a backup" in damaged.fix
-
-
-def test_the_health_probe_is_asked(running: Serving) -> None:
-    """SERVING, or what there is instead."""
-
-    async def story() -> None:
-        port = free_port()
-        async with running(health_port=port):
-            check = doctor.health(port, await doctor._ask_health(port))
-            assert (check.level, check.found) == (Level.OK, f"SERVING on 127.0.0.1:{port}")
-        check = doctor.health(port, await doctor._ask_health(port))
-        assert check.level is Level.FAIL
-        assert check.found == f"127.0.0.1:{port}: no health service answers"
-        assert f"--health-port {port}" in check.fix
-
-    asyncio.run(story())
